@@ -1,0 +1,3 @@
+.PHONY: generate
+generate: ## Regenerate gen/, CRDs and other generated files
+	.ci/generate
