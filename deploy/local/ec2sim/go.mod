@@ -1,0 +1,3 @@
+module github.com/eniplane/eniplane/deploy/local/ec2sim
+
+go 1.26.0
