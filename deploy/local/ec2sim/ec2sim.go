@@ -14,6 +14,7 @@ package ec2sim
 import (
 	"context"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/eniplane/eniplane/deploy/local/ec2sim/internal/account"
@@ -97,6 +98,13 @@ type (
 // Clock tells the time.
 type Clock interface{ Now() time.Time }
 
+// DefaultLatency is what a Server takes for a call at the least. EC2 takes many
+// times longer, and the AWS SDK for Go relies on it: as soon as the head of an
+// answer is there it closes the body of its request, and if net/http has not
+// quite finished with that body it drops the connection, in the middle of an
+// answer that is longer than its buffer.
+const DefaultLatency = 3 * time.Millisecond
+
 // Config says what to simulate. The zero value is an empty account.
 type Config struct {
 	// Topology is what the account holds at the start.
@@ -117,6 +125,9 @@ type Config struct {
 	// Listen is the address of the EC2 API. Empty means a free loopback port.
 	// It is used by Start only, as are the fields that follow.
 	Listen string
+	// Latency is how long, in real time, a Server waits before it carries out a
+	// call. Zero means DefaultLatency, a negative value none.
+	Latency time.Duration
 	// IMDSHost is the address, without port, at which the metadata services
 	// listen, each on a free port. Empty means 127.0.0.1.
 	IMDSHost string
@@ -136,7 +147,10 @@ type Simulator struct {
 }
 
 // New makes a Simulator. It fails if the topology contradicts itself.
-func New(cfg Config) (*Simulator, error) {
+func New(cfg Config) (*Simulator, error) { return build(cfg) }
+
+// build makes a Simulator whose calls pass the outer middlewares first.
+func build(cfg Config, outer ...Middleware) (*Simulator, error) {
 	now := time.Now
 	if cfg.Clock != nil {
 		now = cfg.Clock.Now
@@ -146,9 +160,7 @@ func New(cfg Config) (*Simulator, error) {
 		return nil, err
 	}
 	s := &Simulator{acc: acc, now: now, counter: &api.Counter{}, changed: func() {}}
-	chain := []Middleware{intercept(cfg.Intercept)}
-	chain = append(chain, cfg.Middleware...)
-	chain = append(chain, s.announce)
+	chain := slices.Concat(outer, []Middleware{intercept(cfg.Intercept)}, cfg.Middleware, []Middleware{s.announce})
 	s.api = api.NewServer(acc, now, s.counter, chain...)
 	return s, nil
 }
@@ -220,4 +232,3 @@ func (s *Simulator) SetInstanceState(id InstanceID, state InstanceState) error {
 	s.changed()
 	return nil
 }
-

@@ -39,7 +39,10 @@ type Server struct {
 
 // Start makes a Simulator and listens for it. The caller must Close the Server.
 func Start(cfg Config) (*Server, error) {
-	sim, err := New(cfg)
+	if cfg.Latency == 0 {
+		cfg.Latency = DefaultLatency
+	}
+	sim, err := build(cfg, wait(cfg.Latency))
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +78,22 @@ func Start(cfg Config) (*Server, error) {
 		return nil, err
 	default:
 		return s, nil
+	}
+}
+
+// wait holds calls back for a while, and gives those up whose caller has gone.
+func wait(latency time.Duration) Middleware {
+	return func(next Handler) Handler {
+		return func(ctx context.Context, call Call) (Response, *APIError) {
+			timer := time.NewTimer(latency)
+			defer timer.Stop()
+			select {
+			case <-timer.C:
+				return next(ctx, call)
+			case <-ctx.Done():
+				return nil, &APIError{Code: "RequestCanceled", Message: "The caller has gone.", Status: http.StatusServiceUnavailable}
+			}
+		}
 	}
 }
 

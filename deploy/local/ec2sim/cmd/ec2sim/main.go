@@ -38,6 +38,7 @@ func run(ctx context.Context, args []string, out, usage io.Writer) error {
 	topologyFile := flags.String("topology", "", "JSON file that describes the account; none means an empty one")
 	portsFile := flags.String("ports-file", "", "file to keep the endpoints in, as JSON; it is removed at the end")
 	seed := flags.Uint64("seed", 1, "seed of the identifiers")
+	latency := flags.Duration("latency", ec2sim.DefaultLatency, "how long a call takes at the least; below a few milliseconds the AWS SDK for Go may lose long answers")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
@@ -50,14 +51,17 @@ func run(ctx context.Context, args []string, out, usage io.Writer) error {
 	}
 	running, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	cfg := ec2sim.Config{Topology: topology, Seed: *seed, Listen: *listen, IMDSHost: *imdsHost}
+	cfg := ec2sim.Config{Topology: topology, Seed: *seed, Listen: *listen, IMDSHost: *imdsHost, Latency: *latency}
+	if *latency == 0 {
+		cfg.Latency = -1 // the library reads zero as its default
+	}
 	if *portsFile != "" {
 		cfg.OnEndpoints = func(e ec2sim.Endpoints) {
 			if err := writeFile(*portsFile, e); err != nil {
 				cancel(err)
 			}
 		}
-		defer os.Remove(*portsFile)
+		defer func() { _ = os.Remove(*portsFile) }()
 	}
 	server, err := ec2sim.Start(cfg)
 	if err != nil {
@@ -84,7 +88,7 @@ func readTopology(path string) (ec2sim.Topology, error) {
 	if err != nil {
 		return ec2sim.Topology{}, err
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }() // only read
 	topology, err := ec2sim.ReadTopology(f)
 	if err != nil {
 		return ec2sim.Topology{}, fmt.Errorf("%s: %w", path, err)
@@ -103,7 +107,7 @@ func writeFile(path string, endpoints ec2sim.Endpoints) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(temp.Name()) // fails after the rename, which is fine
+	defer func() { _ = os.Remove(temp.Name()) }() // fails after the rename, which is fine
 	_, err = temp.Write(append(text, '\n'))
 	if err := errors.Join(err, temp.Close()); err != nil {
 		return err

@@ -191,7 +191,8 @@ func (a *Account) UnassignPrivateIPAddresses(req UnassignPrivateIPAddressesReque
 
 // subtract returns have without those in take, and those in take that have
 // does not hold.
-func subtract[T comparable](have, take []T) (rest, lacking []T) {
+func subtract[T comparable](have, take []T) ([]T, []T) {
+	var rest, lacking []T
 	for _, x := range have {
 		if !slices.Contains(take, x) {
 			rest = append(rest, x)

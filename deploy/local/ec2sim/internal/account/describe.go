@@ -69,7 +69,7 @@ func (s *state) sealToken(action, print, after string) string {
 	return base64.RawURLEncoding.EncodeToString(text)
 }
 
-func (s *state) openToken(action, print, text string) (after string, ok bool) {
+func (s *state) openToken(action, print, text string) (string, bool) {
 	raw, err := base64.RawURLEncoding.DecodeString(text)
 	if err != nil {
 		return "", false
@@ -96,8 +96,10 @@ type DescribeInstancesRequest struct {
 }
 
 // DescribeInstances lists instances by id; terminated ones for an hour more.
-func (a *Account) DescribeInstances(req DescribeInstancesRequest) (rows []InstanceDetail, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, now time.Time) *Error {
+func (a *Account) DescribeInstances(req DescribeInstancesRequest) ([]InstanceDetail, string, *Error) {
+	var rows []InstanceDetail
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, now time.Time) *Error {
 		if len(req.InstanceIDs) > 0 && req.MaxResults != nil {
 			return combination("The parameter instancesSet cannot be used with the parameter maxResults")
 		}
@@ -124,8 +126,10 @@ type DescribeNetworkInterfacesRequest struct {
 }
 
 // DescribeNetworkInterfaces lists interfaces by id.
-func (a *Account) DescribeNetworkInterfaces(req DescribeNetworkInterfacesRequest) (rows []NetworkInterface, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
+func (a *Account) DescribeNetworkInterfaces(req DescribeNetworkInterfacesRequest) ([]NetworkInterface, string, *Error) {
+	var rows []NetworkInterface
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
 		if len(req.NetworkInterfaceIDs) > 0 && req.MaxResults != nil {
 			return combination("The parameter networkInterfaceIdSet cannot be used with the parameter maxResults")
 		}
@@ -148,8 +152,10 @@ type DescribeSubnetsRequest struct {
 }
 
 // DescribeSubnets lists subnets by id.
-func (a *Account) DescribeSubnets(req DescribeSubnetsRequest) (rows []Subnet, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
+func (a *Account) DescribeSubnets(req DescribeSubnetsRequest) ([]Subnet, string, *Error) {
+	var rows []Subnet
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
 		found, err := selectRows(s.subnets, kindSubnet(), req.SubnetIDs, req.Filters, s.subnetFields, nil)
 		if err != nil {
 			return err
@@ -169,8 +175,10 @@ type DescribeVpcsRequest struct {
 }
 
 // DescribeVpcs lists VPCs by id.
-func (a *Account) DescribeVpcs(req DescribeVpcsRequest) (rows []VPC, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
+func (a *Account) DescribeVpcs(req DescribeVpcsRequest) ([]VPC, string, *Error) {
+	var rows []VPC
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
 		found, err := selectRows(s.vpcs, kindVPC(), req.VPCIDs, req.Filters, s.vpcFields, nil)
 		if err != nil {
 			return err
@@ -190,8 +198,10 @@ type DescribeSecurityGroupsRequest struct {
 }
 
 // DescribeSecurityGroups lists security groups by id.
-func (a *Account) DescribeSecurityGroups(req DescribeSecurityGroupsRequest) (rows []SecurityGroup, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
+func (a *Account) DescribeSecurityGroups(req DescribeSecurityGroupsRequest) ([]SecurityGroup, string, *Error) {
+	var rows []SecurityGroup
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
 		found, err := selectRows(s.groups, kindGroup(), req.GroupIDs, req.Filters, s.groupFields, nil)
 		if err != nil {
 			return err
@@ -211,8 +221,10 @@ type DescribeRouteTablesRequest struct {
 }
 
 // DescribeRouteTables lists route tables by id.
-func (a *Account) DescribeRouteTables(req DescribeRouteTablesRequest) (rows []RouteTableDetail, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
+func (a *Account) DescribeRouteTables(req DescribeRouteTablesRequest) ([]RouteTableDetail, string, *Error) {
+	var rows []RouteTableDetail
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
 		found, err := selectRows(s.routeTables, kindRouteTable(), req.RouteTableIDs, req.Filters, s.routeTableFields, nil)
 		if err != nil {
 			return err
@@ -241,8 +253,10 @@ type DescribeTagsRequest struct {
 }
 
 // DescribeTags lists tags by resource id and key.
-func (a *Account) DescribeTags(req DescribeTagsRequest) (rows []TaggedResource, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, now time.Time) *Error {
+func (a *Account) DescribeTags(req DescribeTagsRequest) ([]TaggedResource, string, *Error) {
+	var rows []TaggedResource
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, now time.Time) *Error {
 		if err := checkFilters(req.Filters, tagRowFields); err != nil {
 			return err
 		}
@@ -269,8 +283,10 @@ type DescribeInstanceTypesRequest struct {
 
 // DescribeInstanceTypes lists the limits of instance types by name, a hundred
 // at a time unless fewer are asked for.
-func (a *Account) DescribeInstanceTypes(req DescribeInstanceTypesRequest) (rows []limits.Type, next string, err *Error) {
-	err = a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
+func (a *Account) DescribeInstanceTypes(req DescribeInstanceTypesRequest) ([]limits.Type, string, *Error) {
+	var rows []limits.Type
+	var next string
+	err := a.read(req.DryRun.DryRun, func(s *state, _ time.Time) *Error {
 		if err := checkFilters(req.Filters, typeFields); err != nil {
 			return err
 		}

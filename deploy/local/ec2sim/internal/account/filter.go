@@ -21,7 +21,7 @@ type Filter struct {
 
 // fields returns the values that a row has for a filter name, and whether the
 // kind of row knows that name. It must know the same names for every row.
-type fields[V any] func(row V, name string) (values []string, known bool)
+type fields[V any] func(row V, name string) ([]string, bool)
 
 // checkFilters refuses what EC2 refuses, however many rows there are.
 func checkFilters[V any](filters []Filter, f fields[V]) *Error {
@@ -90,7 +90,8 @@ func wildcard(pattern, text string) bool {
 }
 
 // tagFields answers the filters that every tagged resource has.
-func tagFields(tags []Tag, name string) (values []string, known bool) {
+func tagFields(tags []Tag, name string) ([]string, bool) {
+	var values []string
 	key, isTag := strings.CutPrefix(name, "tag:")
 	for _, tag := range tags {
 		switch {

@@ -58,7 +58,7 @@ type RunInstancesResponse struct {
 func (a *Account) RunInstances(req RunInstancesRequest) (RunInstancesResponse, *Error) {
 	var resp RunInstancesResponse
 	err := a.mutate(req.DryRun.DryRun, func(s *state, now time.Time) *Error {
-		launch, low, high, err := s.planLaunch(req)
+		plan, err := s.planLaunch(req)
 		if err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (a *Account) RunInstances(req RunInstancesRequest) (RunInstancesResponse, *
 		}
 		ids := earlier.instances
 		if !found {
-			if ids, err = s.launchMany(launch, low, high, now); err != nil {
+			if ids, err = s.launchMany(plan, now); err != nil {
 				return err
 			}
 			s.remember(action, req.ClientToken, token{fingerprint: print, expires: now.Add(tokenLifetime), instances: ids})
@@ -91,7 +91,9 @@ func (a *Account) RunInstances(req RunInstancesRequest) (RunInstancesResponse, *
 // launch is a RunInstances request that was checked.
 type launch struct {
 	image, typ    string
+	zone          string // empty: the subnet's
 	clientToken   string
+	min, max      int // how many
 	interfaces    []LaunchInterface
 	instanceTags  []Tag
 	interfaceTags []Tag
@@ -99,49 +101,39 @@ type launch struct {
 	id            InstanceID // empty: a new one
 }
 
-func (s *state) planLaunch(req RunInstancesRequest) (plan launch, low, high int, err *Error) {
+func (s *state) planLaunch(req RunInstancesRequest) (launch, *Error) {
 	switch {
 	case req.ImageID == "":
-		return plan, 0, 0, missing("ImageId")
+		return launch{}, missing("ImageId")
 	case req.InstanceType == "":
-		return plan, 0, 0, missing("InstanceType")
+		return launch{}, missing("InstanceType")
 	case req.MinCount == nil:
-		return plan, 0, 0, missing("MinCount")
+		return launch{}, missing("MinCount")
 	case req.MaxCount == nil:
-		return plan, 0, 0, missing("MaxCount")
+		return launch{}, missing("MaxCount")
 	}
-	low, high = *req.MinCount, *req.MaxCount
+	low, high := *req.MinCount, *req.MaxCount
 	switch {
 	case low < 1 || low > high:
-		return plan, 0, 0, invalid("Value (%d) for parameter minCount is invalid. It must be between 1 and maxCount.", low)
+		return launch{}, invalid("Value (%d) for parameter minCount is invalid. It must be between 1 and maxCount.", low)
 	case high > maxLaunch:
-		return plan, 0, 0, Errorf("InstanceLimitExceeded", "At most %d instances can be launched by one request.", maxLaunch)
+		return launch{}, Errorf("InstanceLimitExceeded", "At most %d instances can be launched by one request.", maxLaunch)
 	}
 	if _, ok := s.limits.Lookup(req.InstanceType); !ok {
-		return plan, 0, 0, invalid("Invalid value '%s' for InstanceType.", req.InstanceType)
+		return launch{}, invalid("Invalid value '%s' for InstanceType.", req.InstanceType)
 	}
 	tags, err := specifiedTags(req.TagSpecifications, "instance", "network-interface", "volume")
 	if err != nil {
-		return plan, 0, 0, err
+		return launch{}, err
 	}
-	plan = launch{
-		image: req.ImageID, typ: req.InstanceType, clientToken: req.ClientToken,
-		instanceTags: tags["instance"], interfaceTags: tags["network-interface"],
-	}
-	plan.interfaces, err = launchInterfaces(req, high)
+	interfaces, err := launchInterfaces(req, high)
 	if err != nil {
-		return plan, 0, 0, err
+		return launch{}, err
 	}
-	if zone := req.Placement.AvailabilityZone; zone != "" {
-		subnet, err := s.launchSubnet(plan.interfaces[0])
-		if err != nil {
-			return plan, 0, 0, err
-		}
-		if subnet.Zone != zone {
-			return plan, 0, 0, invalid("The availability zone '%s' is not the one of subnet %s.", zone, subnet.ID)
-		}
-	}
-	return plan, low, high, nil
+	return launch{
+		image: req.ImageID, typ: req.InstanceType, zone: req.Placement.AvailabilityZone, clientToken: req.ClientToken, min: low, max: high,
+		interfaces: interfaces, instanceTags: tags["instance"], interfaceTags: tags["network-interface"],
+	}, nil
 }
 
 func launchInterfaces(req RunInstancesRequest, count int) ([]LaunchInterface, *Error) {
@@ -199,13 +191,13 @@ func (s *state) launchSubnet(spec LaunchInterface) (Subnet, *Error) {
 	return find(s.subnets, kindSubnet(), id)
 }
 
-func (s *state) launchMany(plan launch, low, high int, now time.Time) ([]InstanceID, *Error) {
+func (s *state) launchMany(plan launch, now time.Time) ([]InstanceID, *Error) {
 	plan.reservation = s.newID("r-")
 	var ids []InstanceID
-	for i := range high {
+	for i := range plan.max {
 		mark := s.journal.mark()
 		id, err := s.launchOne(plan, i, now)
-		if err != nil && err.Code == codeSubnetFull && i >= low {
+		if err != nil && err.Code == codeSubnetFull && i >= plan.min {
 			s.journal.rollback(mark)
 			break
 		}
@@ -221,6 +213,9 @@ func (s *state) launchOne(plan launch, index int, now time.Time) (InstanceID, *E
 	subnet, err := s.launchSubnet(plan.interfaces[0])
 	if err != nil {
 		return "", err
+	}
+	if plan.zone != "" && plan.zone != subnet.Zone {
+		return "", invalid("The availability zone '%s' is not the one of subnet %s.", plan.zone, subnet.ID)
 	}
 	id := plan.id
 	if id == "" {

@@ -134,7 +134,7 @@ func writeResponse(w http.ResponseWriter, call Call, resp Response) {
 	fmt.Fprintf(&body, "%s<%sResponse xmlns=%q><requestId>%s</requestId>", xml.Header, call.Action, namespace, call.RequestID)
 	body.Write(elements)
 	fmt.Fprintf(&body, "</%sResponse>", call.Action)
-	send(w, http.StatusOK, body.Bytes())
+	send(w, call.RequestID, http.StatusOK, body.Bytes())
 }
 
 type errorXML struct {
@@ -157,11 +157,12 @@ func writeError(w http.ResponseWriter, id string, refusal *account.Error) {
 		http.Error(w, err.Error(), http.StatusInternalServerError)
 		return
 	}
-	send(w, refusal.HTTPStatus(), append([]byte(xml.Header), body...))
+	send(w, id, refusal.HTTPStatus(), append([]byte(xml.Header), body...))
 }
 
-func send(w http.ResponseWriter, status int, body []byte) {
+func send(w http.ResponseWriter, id string, status int, body []byte) {
 	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
+	w.Header().Set("X-Amzn-Requestid", id)
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client is gone: nobody to tell
 }

@@ -109,8 +109,9 @@ func (s *Service) sum(text []byte) []byte {
 	return mac.Sum(nil)
 }
 
-// lookup finds the value at a path, or the listing of a directory.
-func (s *Service) lookup(meta account.Metadata, path string) (body, contentType string, ok bool) {
+// lookup finds the value at a path, or the listing of a directory, and its
+// content type.
+func (s *Service) lookup(meta account.Metadata, path string) (string, string, bool) {
 	if path == "/latest/dynamic/instance-identity/document" {
 		return s.identity(meta), "application/json", true
 	}

@@ -14,7 +14,7 @@ import (
 	_ "embed"
 )
 
-//go:generate sh -c "cd gen && GOWORK=off go run . > ../limits.csv.new && mv ../limits.csv.new ../limits.csv"
+//go:generate sh -c "cd gen && GOWORK=off go run ./cmd/limits > ../limits.csv.new && mv ../limits.csv.new ../limits.csv"
 
 //go:embed limits.csv
 var table string

@@ -74,7 +74,7 @@ func (e *Error) Error() string {
 	case NotInt:
 		return fmt.Sprintf("parameter %s: %q is not an integer", e.Name, e.Value)
 	case Unknown:
-		return fmt.Sprintf("parameter %s is not recognised", e.Name)
+		return fmt.Sprintf("parameter %s is not recognized", e.Name)
 	}
 	return fmt.Sprintf("parameter %s is invalid", e.Name)
 }
@@ -223,8 +223,9 @@ func decodeSlice(n *node, path string, v reflect.Value) *Error {
 	return nil
 }
 
-// parseBool accepts the spellings that SDKs and people use.
-func parseBool(s string) (value, ok bool) {
+// parseBool accepts the spellings that SDKs and people use, and says whether s
+// is one of them.
+func parseBool(s string) (bool, bool) {
 	switch strings.ToLower(s) {
 	case "true", "1":
 		return true, true
