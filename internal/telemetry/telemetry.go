@@ -83,7 +83,12 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	}
 	// The sampler and the batch sizes follow the standard OTEL_* variables.
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(described))
-	t.TracerProvider, t.shutdown = provider, provider.Shutdown
+	t.TracerProvider = provider
+	t.shutdown = func(ctx context.Context) error {
+		// The provider gives up when ctx ends, but leaves an export running that
+		// still waits for its receiver: the exporter ends that one.
+		return errors.Join(provider.Shutdown(ctx), exporter.Shutdown(ctx))
+	}
 	return t, nil
 }
 

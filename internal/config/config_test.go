@@ -1,0 +1,133 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/pflag"
+
+	"github.com/eniplane/eniplane/internal/config"
+)
+
+type settings struct {
+	name    string
+	timeout time.Duration
+	tags    map[string]string
+	list    []string
+	token   string
+}
+
+func load(t *testing.T, file string, environ, args []string) (settings, config.Effective, error) {
+	t.Helper()
+	var s settings
+	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	fs.String(config.FileFlag, "", "")
+	fs.StringVar(&s.name, "node-name", "default-name", "")
+	fs.DurationVar(&s.timeout, "timeout", time.Second, "")
+	fs.StringToStringVar(&s.tags, "tags", nil, "")
+	fs.StringSliceVar(&s.list, "list", nil, "")
+	fs.StringVar(&s.token, "token", "", "")
+	if err := config.MarkSecret(fs, "token"); err != nil {
+		t.Fatal(err)
+	}
+	if file != "" {
+		path := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		args = append(args, "--config="+path)
+	}
+	if err := fs.Parse(args); err != nil {
+		t.Fatal(err)
+	}
+	effective, err := config.Load(fs, environ)
+	return s, effective, err
+}
+
+func origins(e config.Effective) map[string]string {
+	m := map[string]string{}
+	for _, entry := range e {
+		m[entry.Name] = entry.Origin
+	}
+	return m
+}
+
+func TestPrecedence(t *testing.T) {
+	file := "node-name: from-file\ntimeout: 3s\ntags: {a: b}\nlist: [x, y]\n"
+	s, effective, err := load(t, file, []string{"ENIPLANE_NODE_NAME=from-env", "ENIPLANE_TIMEOUT=2s", "HOME=/x"}, []string{"--node-name=from-flag"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.name != "from-flag" || s.timeout != 2*time.Second || s.tags["a"] != "b" || len(s.list) != 2 {
+		t.Errorf("settings %+v", s)
+	}
+	want := map[string]string{"config": "flag", "list": "file", "node-name": "flag", "tags": "file", "timeout": "environment", "token": "default"}
+	if diff := cmp.Diff(want, origins(effective)); diff != "" {
+		t.Errorf("origins (-want +got):\n%s", diff)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	for _, tc := range []struct {
+		name, file string
+		environ    []string
+		want       []string
+	}{
+		{name: "unknown key", file: "node-name: x\nnode-nmae: y\n", want: []string{":2", "node-nmae"}},
+		{name: "unknown variable", environ: []string{"ENIPLANE_NOPE=1"}, want: []string{"ENIPLANE_NOPE"}},
+		{name: "bad value in file", file: "timeout: soon\n", want: []string{":1", "timeout"}},
+		{name: "bad value in environment", environ: []string{"ENIPLANE_TIMEOUT=soon"}, want: []string{"ENIPLANE_TIMEOUT"}},
+		{name: "not YAML", file: "{", want: []string{"c.yaml"}},
+		{name: "a list at the top", file: "- a\n", want: []string{"c.yaml"}},
+		{name: "duplicate key", file: "timeout: 1s\ntimeout: 2s\n", want: []string{"timeout"}},
+		{name: "nested", file: "list: [[a]]\n", want: []string{"list"}},
+		{name: "two documents", file: "timeout: 1s\n---\ntimeout: 2s\n", want: []string{"document"}},
+		{name: "config in config", file: "config: other.yaml\n", want: []string{"config"}},
+		{name: "all at once", file: "a: 1\nb: 2\n", environ: []string{"ENIPLANE_C=3"}, want: []string{" a:", " b:", "ENIPLANE_C"}},
+	} {
+		_, _, err := load(t, tc.file, tc.environ, nil)
+		if err == nil {
+			t.Errorf("%s: taken", tc.name)
+			continue
+		}
+		for _, w := range tc.want {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: %q does not name %q", tc.name, err, w)
+			}
+		}
+	}
+}
+
+func TestMissingAndEmptyFiles(t *testing.T) {
+	if _, _, err := load(t, "", nil, []string{"--config=/nonexistent/c.yaml"}); err == nil {
+		t.Error("a missing file was taken")
+	}
+	if _, _, err := load(t, "# nothing\n", nil, nil); err != nil {
+		t.Errorf("an empty file: %v", err)
+	}
+}
+
+func TestSecretsAreRedacted(t *testing.T) {
+	_, effective, err := load(t, "", []string{"ENIPLANE_TOKEN=hunter2"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range effective {
+		if strings.Contains(e.Value, "hunter2") {
+			t.Errorf("%s shows the secret", e.Name)
+		}
+		if e.Name == "token" && e.Value != "REDACTED" {
+			t.Errorf("token = %q", e.Value)
+		}
+	}
+}
+
+func TestToolVariablesAreNoSettings(t *testing.T) {
+	if _, _, err := load(t, "", []string{"ENIPLANE_ETCD=/x", "ENIPLANE_TEST_SIZE=soak"}, nil); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,71 @@
+package telemetry_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"log/slog"
+	"testing"
+	"time"
+
+	"go.opentelemetry.io/otel/trace"
+	"go.uber.org/goleak"
+
+	"github.com/eniplane/eniplane/internal/telemetry"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func TestLogsCarryTheTrace(t *testing.T) {
+	var out bytes.Buffer
+	var level slog.LevelVar
+	log := telemetry.NewLogger(&out, &level).With("a", 1)
+	span := trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}})
+	log.InfoContext(trace.ContextWithSpanContext(t.Context(), span), "hello", telemetry.KeyNode, "n")
+	log.DebugContext(t.Context(), "hidden")
+	var got map[string]any
+	if err := json.Unmarshal(out.Bytes(), &got); err != nil {
+		t.Fatalf("%v in %q", err, out.String())
+	}
+	if got["trace_id"] != span.TraceID().String() || got["span_id"] != span.SpanID().String() || got["node"] != "n" {
+		t.Errorf("record %v", got)
+	}
+	out.Reset()
+	log.InfoContext(t.Context(), "no span")
+	if bytes.Contains(out.Bytes(), []byte("trace_id")) {
+		t.Error("a trace id without a trace")
+	}
+}
+
+func TestNothingIsTracedByDefault(t *testing.T) {
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "")
+	t.Setenv("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "")
+	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := tel.TracerProvider.Tracer("t").Start(t.Context(), "x")
+	if span.IsRecording() {
+		t.Error("a span is recorded")
+	}
+	if err := tel.Shutdown(t.Context()); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestShutdownIsBoundedWithoutReceiver(t *testing.T) {
+	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "s", OTLPEndpoint: "http://127.0.0.1:1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, span := tel.TracerProvider.Tracer("t").Start(t.Context(), "x")
+	if !span.IsRecording() {
+		t.Error("no span is recorded")
+	}
+	span.End()
+	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
+	defer cancel()
+	if err := tel.Shutdown(ctx); err == nil {
+		t.Log("the span was taken by somebody") // Nothing to assert: the point is that it returns.
+	}
+}
