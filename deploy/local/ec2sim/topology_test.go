@@ -1,6 +1,7 @@
 package ec2sim
 
 import (
+	"fmt"
 	"net/netip"
 	"os"
 	"strings"
@@ -80,7 +81,7 @@ func TestTopologyRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			topology := testTopology()
 			tt.change(&topology)
-			if _, err := New(Config{Topology: topology}); err == nil || !strings.Contains(err.Error(), tt.want) {
+			if _, err := New(Config{Topology: topology}); err == nil || !strings.Contains(fmt.Sprint(err), tt.want) {
 				t.Errorf("got %v, want an error with %q", err, tt.want)
 			}
 		})
