@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -101,7 +102,7 @@ func (r *Root) unmount() error {
 	if !r.mounted {
 		return nil
 	}
-	return Unmount()
+	return unmount()
 }
 
 // Clean removes what a Root whose process died left behind: the folder at path
@@ -116,19 +117,24 @@ func Clean(path string, mounted bool) error {
 		return err
 	}
 	if mounted {
-		return Unmount()
+		return unmount()
 	}
 	return nil
 }
 
-// Unmount unmounts MountPoint unless something is in it.
-func Unmount() error {
+// preloaded are what the kernel itself puts on every fresh mount.
+var preloaded = []string{"maps.debug", "progs.debug"}
+
+// unmount unmounts MountPoint unless somebody has put something in it.
+func unmount() error {
 	entries, err := os.ReadDir(MountPoint)
 	if err != nil {
 		return err
 	}
-	if len(entries) > 0 {
-		return nil
+	for _, e := range entries {
+		if !slices.Contains(preloaded, e.Name()) {
+			return nil
+		}
 	}
 	if err := unix.Unmount(MountPoint, 0); err != nil {
 		return fmt.Errorf("unmount %s: %w", MountPoint, err)

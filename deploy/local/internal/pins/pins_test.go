@@ -61,7 +61,7 @@ func TestRoot(t *testing.T) {
 	}
 	if after, err := isBPF(MountPoint); err != nil || after != before {
 		entries, _ := os.ReadDir(MountPoint)
-		if len(entries) == 0 {
+		if len(entries) <= len(preloaded) {
 			t.Errorf("mounted before: %v, after: %v (%v)", before, after, err)
 		}
 	}
