@@ -290,6 +290,19 @@ func (c *Cluster) logTail(name string) string {
 	return string(b)
 }
 
+// Wait returns nil when ctx ends, or an error when etcd or the API server does.
+// A stop counts as an end, too.
+func (c *Cluster) Wait(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-c.etcd.Done():
+		return c.ended("etcd")
+	case <-c.apiserver.Done():
+		return c.ended("kube-apiserver")
+	}
+}
+
 // StopAPIServer stops the API server only; etcd and what it stores stay.
 func (c *Cluster) StopAPIServer() {
 	if c.apiserver != nil {

@@ -1,6 +1,7 @@
 package localkube
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -48,8 +49,14 @@ func TestCluster(t *testing.T) {
 	if status, body = get(t, c, "/api/v1/nodes", "", stranger); status != http.StatusForbidden {
 		t.Errorf("user without a role after a restart: %d %s", status, body)
 	}
+	if err := c.Wait(canceled(t)); err != nil {
+		t.Errorf("both run, yet Wait says: %v", err)
+	}
 	c.Stop()
 	c.Stop()
+	if err := c.Wait(t.Context()); !errors.Is(err, ErrNotReady) {
+		t.Errorf("neither runs, yet Wait says: %v", err)
+	}
 	if _, err := os.Stat(c.Dir); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("%s is left behind: %v", c.Dir, err)
 	}
@@ -90,6 +97,12 @@ func TestStartErrors(t *testing.T) {
 			t.Errorf("%d starts, want %d (%v)", got, startAttempts, err)
 		}
 	})
+}
+
+func canceled(t *testing.T) context.Context {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	return ctx
 }
 
 func get(t *testing.T, c *Cluster, path, token string, cert *tls.Certificate) (int, string) {
