@@ -19,8 +19,8 @@ import (
 
 // Flags are the flags of both commands.
 type Flags struct {
-	Run, Bin, Base string
-	Nodes          int
+	Run, Bin, Base, PinRoot string
+	Nodes                   int
 }
 
 // Add binds the flags. Their defaults suit the folder deploy/local.
@@ -28,6 +28,7 @@ func (f *Flags) Add(fs *pflag.FlagSet) {
 	fs.StringVar(&f.Run, "run", "run", "folder for logs, ports and data")
 	fs.StringVar(&f.Bin, "bin", "../../bin", "folder with the built programs")
 	fs.StringVar(&f.Base, "base", "../base", "folder with the Kubernetes manifests, for the rights of each program")
+	fs.StringVar(&f.PinRoot, "pin-root", "/sys/fs/bpf/eniplane", "folder on the BPF file system for the agents' maps")
 	fs.IntVar(&f.Nodes, "nodes", 3, "how many nodes to simulate, from 1 to 50")
 }
 
@@ -36,7 +37,7 @@ func (f *Flags) Config(progress io.Writer) (stack.Config, error) {
 	if f.Nodes < 1 || f.Nodes > 50 {
 		return stack.Config{}, fmt.Errorf("--nodes: %d is not between 1 and 50", f.Nodes)
 	}
-	cfg := stack.Config{Run: f.Run, Bin: f.Bin, Base: f.Base, Nodes: stack.DefaultNodes(f.Nodes), Progress: progress}
+	cfg := stack.Config{Run: f.Run, Bin: f.Bin, Base: f.Base, PinRoot: f.PinRoot, Nodes: stack.DefaultNodes(f.Nodes), Progress: progress}
 	if os.Getenv("JAEGER") == "1" {
 		cfg.JaegerBinary = os.Getenv("ENIPLANE_JAEGER")
 		if cfg.JaegerBinary == "" {

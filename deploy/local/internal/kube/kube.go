@@ -174,6 +174,15 @@ func (c *Client) ApplyPolicy(ctx context.Context, policy *networkingv1.NetworkPo
 	return nil
 }
 
+// DeletePolicy deletes a NetworkPolicy. One that is not there is no error.
+func (c *Client) DeletePolicy(ctx context.Context, namespace, name string) error {
+	err := c.Typed.NetworkingV1().NetworkPolicies(namespace).Delete(ctx, name, metav1.DeleteOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete policy %s/%s: %w", namespace, name, err)
+	}
+	return nil
+}
+
 // Block is an ipBlock of a NetworkPolicy.
 type Block struct {
 	CIDR   string

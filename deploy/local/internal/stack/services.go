@@ -9,6 +9,11 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+
+	agentv1 "github.com/eniplane/eniplane/gen/eniplane/agent/v1"
+	eniv1 "github.com/eniplane/eniplane/gen/eniplane/eni/v1"
+	identityv1 "github.com/eniplane/eniplane/gen/eniplane/identity/v1"
+	nodev1 "github.com/eniplane/eniplane/gen/eniplane/node/v1"
 )
 
 // mapName is the name of a pinned map below its node's folder.
@@ -68,14 +73,14 @@ func (s *Stack) startServices(ctx context.Context) error {
 	}
 	var g errgroup.Group
 	g.Go(func() error {
-		return s.super.start(ctx, &program{
-			name: NodeSyncer, binary: NodeSyncer, env: environment(),
+		return s.super.start(ctx, &managed{
+			name: NodeSyncer, binary: NodeSyncer, service: nodev1.NodeSyncerService_ServiceDesc.ServiceName, env: environment(),
 			args: append(s.common(), syncerConfig, "--lease-namespace="+Namespace),
 		})
 	})
 	g.Go(func() error {
-		return s.super.start(ctx, &program{
-			name: IdentityService, binary: IdentityService, env: environment(),
+		return s.super.start(ctx, &managed{
+			name: IdentityService, binary: IdentityService, service: identityv1.IdentityService_ServiceDesc.ServiceName, env: environment(),
 			args: append(s.common(),
 				"--data-dir="+filepath.Join(s.cfg.Run, dataFolder, IdentityService),
 				"--etcd-client-port=0", "--etcd-peer-port=0",
@@ -85,8 +90,8 @@ func (s *Stack) startServices(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	return s.super.start(ctx, &program{
-		name: EniAllocator, binary: EniAllocator,
+	return s.super.start(ctx, &managed{
+		name: EniAllocator, binary: EniAllocator, service: eniv1.EniAllocatorService_ServiceDesc.ServiceName,
 		args: append(s.common(), allocatorConfig,
 			"--node-syncer="+s.Target(NodeSyncer),
 			"--region="+Region,
@@ -113,7 +118,7 @@ func (s *Stack) startAgents(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	var programs []*program
+	var programs []*managed
 	for _, n := range s.cfg.Nodes {
 		imds := ""
 		for id, url := range s.endpoints.IMDS {
@@ -141,7 +146,7 @@ func (s *Stack) startAgents(ctx context.Context) error {
 	return g.Wait()
 }
 
-func (s *Stack) agent(n Node, rec NodeRecord, kubeconfig, pin string) *program {
+func (s *Stack) agent(n Node, rec NodeRecord, kubeconfig, pin string) *managed {
 	args := append(s.common(),
 		"--node-name="+n.Name,
 		kubeconfig,
@@ -156,8 +161,8 @@ func (s *Stack) agent(n Node, rec NodeRecord, kubeconfig, pin string) *program {
 	if s.cfg.RestoreDeadline > 0 {
 		args = append(args, "--restore-deadline="+s.cfg.RestoreDeadline.String())
 	}
-	return &program{
-		name: AgentOf(n.Name), binary: agentAccount, args: args,
+	return &managed{
+		name: AgentOf(n.Name), binary: agentAccount, service: agentv1.AgentService_ServiceDesc.ServiceName, args: args,
 		socket: strings.TrimPrefix(rec.Socket, "unix://"),
 		env: environment(
 			"AWS_EC2_METADATA_SERVICE_ENDPOINT="+rec.IMDS,

@@ -24,6 +24,9 @@ import (
 const holdRun = "ENIPLANE_TEST_STACK_HOLD"
 
 func TestMain(m *testing.M) {
+	if how := os.Getenv(actAs); how != "" {
+		os.Exit(actProgram(how))
+	}
 	if run := os.Getenv(holdRun); run != "" {
 		ctx, cancel := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 		defer cancel()

@@ -32,14 +32,15 @@ const (
 // anyPort lets the kernel choose.
 const anyPort = "127.0.0.1:0"
 
-// program is one of our own programs, which writes a file with its ports and
+// managed is one of our own programs, which writes a file with its ports and
 // serves gRPC health.
-type program struct {
-	name   string // unique in the stack, and the name of its log
-	binary string
-	args   []string
-	env    []string
-	socket string // path of the unix socket that it listens on; empty for TCP
+type managed struct {
+	name    string // unique in the stack, and the name of its log
+	binary  string
+	service string // its gRPC service, whose health says whether it is ready
+	args    []string
+	env     []string
+	socket  string // path of the unix socket that it listens on; empty for TCP
 
 	ports Ports // what it listens on, once known; a restart takes the same
 	child *child.Process
@@ -55,7 +56,7 @@ type supervisor struct {
 	failed chan error // the first process that ended by itself
 
 	mu       sync.Mutex // guards the maps
-	programs map[string]*program
+	programs map[string]*managed
 	expected map[*child.Process]bool // those that are being stopped
 }
 
@@ -63,7 +64,7 @@ func newSupervisor(run, bin string, keep *keeper) *supervisor {
 	return &supervisor{
 		run: run, bin: bin, keep: keep,
 		failed:   make(chan error, 1),
-		programs: make(map[string]*program),
+		programs: make(map[string]*managed),
 		expected: make(map[*child.Process]bool),
 	}
 }
@@ -140,7 +141,7 @@ func (s *supervisor) unexpect(p *child.Process) {
 
 // start starts one of our programs and returns when it is healthy. Again after
 // kill or stop, it listens where it did before.
-func (s *supervisor) start(ctx context.Context, p *program) error {
+func (s *supervisor) start(ctx context.Context, p *managed) error {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
 	portsFile := filepath.Join(s.run, portsFolder, p.name+".json")
@@ -172,7 +173,7 @@ func (s *supervisor) start(ctx context.Context, p *program) error {
 
 // awaitHealth waits for the file with the ports, then for the health service to
 // say SERVING.
-func (s *supervisor) awaitHealth(ctx context.Context, p *program, portsFile string) error {
+func (s *supervisor) awaitHealth(ctx context.Context, p *managed, portsFile string) error {
 	var text []byte
 	err := s.poll(ctx, p.child, func() bool {
 		var err error
@@ -195,7 +196,7 @@ func (s *supervisor) awaitHealth(ctx context.Context, p *program, portsFile stri
 	defer func() { _ = conn.Close() }()
 	client := healthv1.NewHealthClient(conn)
 	err = s.poll(ctx, p.child, func() bool {
-		resp, err := client.Check(ctx, &healthv1.HealthCheckRequest{})
+		resp, err := client.Check(ctx, &healthv1.HealthCheckRequest{Service: p.service})
 		return err == nil && resp.GetStatus() == healthv1.HealthCheckResponse_SERVING
 	})
 	if err != nil {
@@ -221,7 +222,7 @@ func (s *supervisor) poll(ctx context.Context, p *child.Process, held func() boo
 }
 
 // get returns a started program.
-func (s *supervisor) get(name string) (*program, error) {
+func (s *supervisor) get(name string) (*managed, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.programs[name]
