@@ -74,6 +74,8 @@ type Address struct {
 }
 
 // ENISpec is spec.eni. Its watermarks are obsolete twins of those in IPAMSpec.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type ENISpec struct {
 	// InstanceID is the obsolete twin of Spec.InstanceID.
 	InstanceID string `json:"instance-id,omitempty"`
@@ -121,6 +123,8 @@ type ENISpec struct {
 }
 
 // IPAMSpec is spec.ipam.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type IPAMSpec struct {
 	// Pool has the addresses that pods may use, by address.
 	Pool map[string]Allocation `json:"pool,omitempty"`
@@ -145,6 +149,8 @@ type IPAMSpec struct {
 }
 
 // Allocation is one address of a pool, or one in use.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type Allocation struct {
 	// Owner is who has it: "namespace/pod", "router". Blank in the pool.
 	Owner string `json:"owner,omitempty"`
@@ -165,12 +171,16 @@ type Status struct {
 }
 
 // ENIStatus is status.eni.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type ENIStatus struct {
 	// ENIs has the ENIs by id.
 	ENIs map[string]ENI `json:"enis,omitempty"`
 }
 
 // ENI is one network interface.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type ENI struct {
 	// ID is EC2's id.
 	ID string `json:"id,omitempty"`
@@ -201,6 +211,8 @@ type ENI struct {
 }
 
 // Subnet is the subnet of an ENI.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type Subnet struct {
 	// ID is EC2's id.
 	ID string `json:"id,omitempty"`
@@ -209,6 +221,8 @@ type Subnet struct {
 }
 
 // VPC is the VPC of an ENI.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type VPC struct {
 	// ID is EC2's id.
 	ID string `json:"id,omitempty"`
@@ -219,6 +233,8 @@ type VPC struct {
 }
 
 // IPAMStatus is status.ipam.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type IPAMStatus struct {
 	// Used has the addresses in use, by address.
 	Used map[string]Allocation `json:"used,omitempty"`
@@ -247,6 +263,8 @@ const (
 )
 
 // OperatorStatus is status.ipam.operator-status.
+//
+// +kubebuilder:pruning:PreserveUnknownFields
 type OperatorStatus struct {
 	// Error is one line; empty means that nothing hinders the node.
 	Error string `json:"error,omitempty"`

@@ -167,12 +167,12 @@ func TestRights(t *testing.T) {
 func TestComponents(t *testing.T) {
 	// The definition in the component is a copy: kustomize takes no file from
 	// outside its folder.
-	definition, err := os.ReadFile(filepath.Join(deploy, "components/ciliumnode-crd/ciliumnodes.yaml"))
+	definition, err := os.ReadFile(filepath.Join(deploy, "components/ciliumnode-crd/cilium.io_ciliumnodes.yaml"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(definition, ciliumnode.CRD()) {
-		t.Error("deploy/components/ciliumnode-crd/ciliumnodes.yaml is not node-syncer's: copy node-syncer/ciliumnode/cilium.io_ciliumnodes.yaml there")
+		t.Error("deploy/components/ciliumnode-crd/cilium.io_ciliumnodes.yaml is not node-syncer's: copy node-syncer/ciliumnode/cilium.io_ciliumnodes.yaml there")
 	}
 
 	base, err := filepath.Abs(deploy)
