@@ -40,14 +40,16 @@ var cluster *localkube.Cluster
 func TestMain(m *testing.M) {
 	os.Exit(localkube.Shared(m, func(c *localkube.Cluster) {
 		cluster = c
-		if err := installCRD(); err != nil {
+		if err := installCRD(restConfig(), ciliumnode.CRD()); err != nil {
 			panic(err)
 		}
 	}))
 }
 
-func restConfig() *rest.Config {
-	config, err := clientcmd.BuildConfigFromFlags("", cluster.Kubeconfig)
+func restConfig() *rest.Config { return restConfigOf(cluster) }
+
+func restConfigOf(c *localkube.Cluster) *rest.Config {
+	config, err := clientcmd.BuildConfigFromFlags("", c.Kubeconfig)
 	if err != nil {
 		panic(err) // The kubeconfig is our own.
 	}
@@ -55,13 +57,13 @@ func restConfig() *rest.Config {
 	return config
 }
 
-func installCRD() error {
-	client, err := dynamic.NewForConfig(restConfig())
+func installCRD(config *rest.Config, crd []byte) error {
+	client, err := dynamic.NewForConfig(config)
 	if err != nil {
 		return err
 	}
 	u := &unstructured.Unstructured{}
-	if err := yaml.Unmarshal(ciliumnode.CRD(), &u.Object); err != nil {
+	if err := yaml.Unmarshal(crd, &u.Object); err != nil {
 		return err
 	}
 	crds := client.Resource(schema.GroupVersionResource{Group: apiextensionsv1.GroupName, Version: "v1", Resource: "customresourcedefinitions"})
@@ -121,8 +123,12 @@ func (f *faults) set(inject func(*http.Request) (*http.Response, error)) {
 
 func start(t *testing.T) *replica {
 	t.Helper()
+	return startAt(t, restConfig())
+}
+
+func startAt(t *testing.T, config *rest.Config) *replica {
+	t.Helper()
 	r := &replica{faults: &faults{}}
-	config := restConfig()
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { r.faults.next = next; return r.faults })
 	client, err := kube.New(config, noop.NewTracerProvider())
 	if err != nil {

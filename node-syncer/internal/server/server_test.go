@@ -95,6 +95,20 @@ func TestRegisterNode(t *testing.T) {
 	}
 }
 
+// Absent messages mean defaults; first-interface-index absent stays absent (cilium#9738).
+func TestRegisterNodeWithDefaults(t *testing.T) {
+	r := start(t)
+	node := newNode(t, "register-defaults")
+	q := registration(node.Name)
+	q.Watermarks, q.Eni = nil, nil
+	if _, err := r.RegisterNode(t.Context(), q); err != nil {
+		t.Fatal(err)
+	}
+	if _, found, _ := unstructured.NestedFieldNoCopy(mustGet(t, node.Name).Object, "spec", "eni", "first-interface-index"); found {
+		t.Error("an absent first-interface-index became 0")
+	}
+}
+
 func TestRegisterNodeRefusals(t *testing.T) {
 	r := start(t)
 	node := newNode(t, "register-refusals")

@@ -121,6 +121,9 @@ func updated(have, want *ciliumnode.CiliumNode) *ciliumnode.CiliumNode {
 
 func registration(req *nodev1.RegisterNodeRequest, node *corev1.Node) *ciliumnode.CiliumNode {
 	marks, eni := req.GetWatermarks(), req.GetEni()
+	if eni == nil {
+		eni = &nodev1.EniSpec{} // Says nothing, as absence does.
+	}
 	n := &ciliumnode.CiliumNode{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:        req.GetNodeName(),
@@ -145,7 +148,7 @@ func registration(req *nodev1.RegisterNodeRequest, node *corev1.Node) *ciliumnod
 			},
 		},
 	}
-	if eni != nil && eni.FirstInterfaceIndex != nil {
+	if eni.FirstInterfaceIndex != nil {
 		index := int(eni.GetFirstInterfaceIndex())
 		n.Spec.ENI.FirstInterfaceIndex = &index
 	}
