@@ -201,6 +201,17 @@ func (c *Cache) Number(p netip.Prefix) uint32 {
 // Len returns how many prefixes have an owner.
 func (c *Cache) Len() int { return len(c.records) }
 
+// Unnumbered returns how many prefixes have an owner and no number.
+func (c *Cache) Unnumbered() int {
+	n := 0
+	for _, r := range c.records {
+		if r.number == 0 {
+			n++
+		}
+	}
+	return n
+}
+
 // HasOwner reports whether the owner exists, with however small a set.
 func (c *Cache) HasOwner(owner Owner) bool {
 	_, ok := c.ids[owner]
@@ -313,8 +324,9 @@ func (c *Cache) merge(r *record) Entry {
 			e.TunnelEndpoint = m.TunnelEndpoint
 		}
 		e.EncryptKey = cmp.Or(e.EncryptKey, m.EncryptKey)
-		e.Flags = cmp.Or(e.Flags, m.Flags)
+		e.Flags = cmp.Or(e.Flags, m.Flags&^derivedFlags)
 	}
+	e.TunnelEndpoint = e.TunnelEndpoint.Unmap()
 	return e
 }
 

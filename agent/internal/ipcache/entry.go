@@ -22,6 +22,9 @@ const (
 	FlagUnroutable
 )
 
+// derivedFlags follow from the tunnel endpoint.
+const derivedFlags = FlagHasTunnel | FlagIPv6Tunnel
+
 // Names returns the names of the flags that are set as `cilium-dbg bpf ipcache
 // list` prints them, in the order of the bits. None gives nil.
 func (f Flags) Names() []string {
