@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/resolver"
@@ -39,6 +40,10 @@ const serviceConfig = `{
 	}]
 }`
 
+// reconnect is how soon a lost server is tried again. gRPC's own limit of two
+// minutes would leave a node without its services long after they are back.
+var reconnect = backoff.Config{BaseDelay: 100 * time.Millisecond, Multiplier: 1.6, Jitter: 0.2, MaxDelay: 3 * time.Second}
+
 // ClientConfig is how a program calls another one.
 type ClientConfig struct {
 	// Timeout bounds a unary call whose context has no deadline; zero means 10 s.
@@ -64,7 +69,12 @@ func Dial(target string, config ClientConfig, deps ClientDeps) (*grpc.ClientConn
 		grpc.WithDefaultServiceConfig(serviceConfig),
 		grpc.WithStatsHandler(otelgrpc.NewClientHandler(otelgrpc.WithTracerProvider(deps.TracerProvider))),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 10 * time.Second, Timeout: 5 * time.Second, PermitWithoutStream: true}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage), grpc.MaxCallSendMsgSize(maxMessage)),
+		grpc.WithConnectParams(grpc.ConnectParams{Backoff: reconnect, MinConnectTimeout: 5 * time.Second}),
+		grpc.WithDefaultCallOptions(
+			grpc.MaxCallRecvMsgSize(maxMessage),
+			grpc.MaxCallSendMsgSize(maxMessage),
+			grpc.MaxRetryRPCBufferSize(maxMessage), // What is not kept cannot be sent again.
+		),
 	}
 	unary := []grpc.UnaryClientInterceptor{clientDeadline(config.Timeout)}
 	var stream []grpc.StreamClientInterceptor

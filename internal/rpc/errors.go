@@ -4,10 +4,15 @@
 package rpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
@@ -83,8 +88,19 @@ func (e *Error) Error() string {
 	return e.Reason.String() + ": " + e.Message
 }
 
+// What is sent of an error is bounded, because it travels in HTTP/2 headers,
+// which peers limit, and because a request may have put any text into it.
+const (
+	maxMessageBytes = 1024
+	maxFieldBytes   = 256
+	maxFields       = 16
+	maxMetadata     = 32
+)
+
 // GRPCStatus returns the error as gRPC sends it. It makes status.FromError and
-// status.Code work on an *Error.
+// status.Code work on an *Error. Texts that are too long for headers are cut
+// (sentences at 1 KiB, the rest at 256 bytes), and of the wrong fields and the
+// metadata the first 16 and 32 are sent.
 func (e *Error) GRPCStatus() *status.Status {
 	code, why := e.Code, e.Reason
 	if code == codes.OK {
@@ -93,26 +109,54 @@ func (e *Error) GRPCStatus() *status.Status {
 	if why == reason.Unspecified {
 		why = reason.Internal
 	}
-	details := []protoadapt.MessageV1{&errdetails.ErrorInfo{Reason: why.String(), Domain: Domain, Metadata: e.Metadata}}
+	info := &errdetails.ErrorInfo{Reason: why.String(), Domain: Domain}
+	if len(e.Metadata) > 0 {
+		info.Metadata = make(map[string]string, min(len(e.Metadata), maxMetadata))
+		for _, key := range slices.Sorted(maps.Keys(e.Metadata))[:min(len(e.Metadata), maxMetadata)] {
+			info.Metadata[clip(key, maxFieldBytes)] = clip(e.Metadata[key], maxFieldBytes)
+		}
+	}
+	details := []protoadapt.MessageV1{info}
 	if len(e.Fields) > 0 {
 		bad := &errdetails.BadRequest{}
-		for _, f := range e.Fields {
-			v := &errdetails.BadRequest_FieldViolation{Field: f.Field, Description: f.Description, Reason: f.Reason.String()}
-			if f.Reason == reason.Unspecified {
-				v.Reason = why.String()
-			}
-			bad.FieldViolations = append(bad.FieldViolations, v)
+		for _, f := range e.Fields[:min(len(e.Fields), maxFields)] {
+			fieldWhy := cmp.Or(f.Reason, why)
+			bad.FieldViolations = append(bad.FieldViolations, &errdetails.BadRequest_FieldViolation{
+				Field: clip(f.Field, maxFieldBytes), Description: clip(f.Description, maxFieldBytes), Reason: fieldWhy.String(),
+			})
 		}
 		details = append(details, bad)
 	}
 	if e.RetryAfter > 0 {
 		details = append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(e.RetryAfter)})
 	}
-	st := status.New(code, e.Message)
+	st := status.New(code, clip(e.Message, maxMessageBytes))
 	if withDetails, err := st.WithDetails(details...); err == nil {
 		return withDetails
 	}
-	return st // Details are marshalled from our own messages, which cannot fail.
+	return st // Our own messages with valid UTF-8 can be marshalled.
+}
+
+// clip returns at most limit bytes of s, as valid UTF-8: protobuf refuses
+// anything else. What was cut ends in an ellipsis.
+func clip(s string, limit int) string {
+	const ellipsis = "…"
+	cut := len(s) > limit
+	if cut {
+		s = s[:limit-len(ellipsis)]
+		// Do not leave the first bytes of a character behind.
+		for len(s) > 0 {
+			if r, size := utf8.DecodeLastRuneInString(s); r != utf8.RuneError || size > 1 {
+				break
+			}
+			s = s[:len(s)-1]
+		}
+	}
+	s = strings.ToValidUTF8(s, "?")
+	if cut {
+		s += ellipsis
+	}
+	return s
 }
 
 // Rule says how one sentinel leaves a server.
@@ -130,11 +174,11 @@ type Rule struct {
 // service has one.
 type Table []Rule
 
-// Status translates err for the wire. nil stays nil; an *Error in the chain and
-// a gRPC status pass; context errors become CANCELLED and DEADLINE_EXCEEDED; the
-// first rule that matches decides about the rest; what nothing matches is
-// INTERNAL with a fixed text that gives nothing away. The original stays in the
-// chain, for the log.
+// Status translates err for the wire. nil stays nil; an *Error in the chain
+// passes; context errors become CANCELLED and DEADLINE_EXCEEDED; then the first
+// rule that matches decides; a gRPC status in the chain that no rule knows, such
+// as the answer of another service, passes; what is left is INTERNAL with a
+// fixed text that gives nothing away, and keeps its cause for the log.
 func (t Table) Status(err error) error {
 	if err == nil {
 		return nil
@@ -156,7 +200,10 @@ func (t Table) Status(err error) error {
 	}
 	var remote interface{ GRPCStatus() *status.Status }
 	if errors.As(err, &remote) {
-		return remote.GRPCStatus().Err()
+		// An error must not become a success, whatever it says of itself.
+		if remoteErr := remote.GRPCStatus().Err(); remoteErr != nil {
+			return remoteErr
+		}
 	}
 	return &unforeseen{cause: err}
 }
@@ -196,10 +243,10 @@ func ReasonOf(err error) reason.Reason {
 	return reason.Unspecified
 }
 
-// MetadataOf returns the metadata of an error that came over gRPC; nil if it has
-// none.
+// MetadataOf returns the metadata of an error of eniplane that came over gRPC;
+// nil if it has none.
 func MetadataOf(err error) map[string]string {
-	if info, ok := detail[*errdetails.ErrorInfo](err); ok {
+	if info, ok := detail[*errdetails.ErrorInfo](err); ok && info.GetDomain() == Domain {
 		return info.GetMetadata()
 	}
 	return nil

@@ -82,14 +82,22 @@ func deadline(d time.Duration) grpc.UnaryServerInterceptor {
 	}
 }
 
-// check returns nil, or an *Error that names every field that breaks a rule of
-// its proto.
+// fullReport is the largest message of which every violation is looked for: in a
+// larger one there may be hundreds of thousands, and the first has to do.
+const fullReport = 64 << 10
+
+// check returns nil, or an *Error that names the fields that break a rule of
+// their proto.
 func check(v protovalidate.Validator, msg any) error {
 	m, ok := msg.(proto.Message)
 	if !ok {
 		return nil
 	}
-	err := v.Validate(m)
+	var options []protovalidate.ValidationOption
+	if proto.Size(m) > fullReport {
+		options = append(options, protovalidate.WithFailFast())
+	}
+	err := v.Validate(m, options...)
 	if err == nil {
 		return nil
 	}
@@ -102,8 +110,11 @@ func check(v protovalidate.Validator, msg any) error {
 		path := protovalidate.FieldPathString(violation.Proto.GetField())
 		out.Fields = append(out.Fields, FieldViolation{Field: path, Description: violation.Proto.GetMessage(), Reason: reason.FieldInvalid})
 	}
-	first := out.Fields[0]
-	out.Message = first.Field + ": " + first.Description
+	// A rule about a whole message has no field.
+	out.Message = out.Fields[0].Description
+	if path := out.Fields[0].Field; path != "" {
+		out.Message = path + ": " + out.Message
+	}
 	if n := len(out.Fields) - 1; n > 0 {
 		out.Message += fmt.Sprintf(" (and %d more)", n)
 	}
@@ -137,15 +148,12 @@ func (s *validatingStream) RecvMsg(m any) error {
 	return check(s.validator, m)
 }
 
-// completeStatus gives every refusal a reason: an error that left a handler
-// without going through a Table is unforeseen, and gRPC's own refusals (such as
-// UNIMPLEMENTED) pass.
+// completeStatus gives every refusal a status: what left a handler without going
+// through its Table, or an interceptor, is translated as by an empty one.
 func completeStatus(err error) error {
-	if err == nil {
-		return nil
-	}
-	if _, ok := status.FromError(err); ok {
-		return err
+	var known *unforeseen
+	if errors.As(err, &known) {
+		return known // Its cause is for the log.
 	}
 	return Table(nil).Status(err)
 }
@@ -157,6 +165,26 @@ func completeUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, next g
 
 func completeStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
 	return completeStatus(next(srv, ss))
+}
+
+var errStopping = errors.New("the server is stopping")
+
+// endWith ends the context of every stream when stopping ends, so that watchers
+// do not use up the grace period, which is for calls. The client gets
+// UNAVAILABLE and opens its stream again, elsewhere or later.
+func endWith(stopping context.Context) grpc.StreamServerInterceptor {
+	return func(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, next grpc.StreamHandler) error {
+		ctx, cancel := context.WithCancelCause(ss.Context())
+		defer cancel(nil)
+		release := context.AfterFunc(stopping, func() { cancel(errStopping) })
+		defer release()
+		err := next(srv, &contextStream{ServerStream: ss, ctx: ctx})
+		canceled := errors.Is(err, context.Canceled) || status.Code(err) == codes.Canceled
+		if canceled && errors.Is(context.Cause(ctx), errStopping) {
+			return Refuse(codes.Unavailable, reason.NotReady, "%v", errStopping)
+		}
+		return err
+	}
 }
 
 // recovered turns a panic into an INTERNAL error and logs its stack once.

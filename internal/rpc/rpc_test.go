@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +26,9 @@ import (
 	reflectionv1 "google.golang.org/grpc/reflection/grpc_reflection_v1"
 	reflectionv1alpha "google.golang.org/grpc/reflection/grpc_reflection_v1alpha"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
+	identityv1 "github.com/eniplane/eniplane/gen/eniplane/identity/v1"
 	nodev1 "github.com/eniplane/eniplane/gen/eniplane/node/v1"
 	opsv1 "github.com/eniplane/eniplane/gen/eniplane/ops/v1"
 	"github.com/eniplane/eniplane/internal/reason"
@@ -48,24 +51,43 @@ func (f *fakeOps) SetLogLevel(context.Context, *opsv1.SetLogLevelRequest) (*opsv
 	return &opsv1.SetLogLevelResponse{}, nil
 }
 
-// fakeNodes streams nothing until its client goes.
+// fakeNodes sends one view and then waits until its context ends, or, if it is
+// deaf, until it is released.
 type fakeNodes struct {
 	nodev1.UnimplementedNodeSyncerServiceServer
+	deaf chan struct{}
 }
 
-func (fakeNodes) WatchNode(_ *nodev1.WatchNodeRequest, s grpc.ServerStreamingServer[nodev1.WatchNodeResponse]) error {
+func (f *fakeNodes) WatchNode(_ *nodev1.WatchNodeRequest, s grpc.ServerStreamingServer[nodev1.WatchNodeResponse]) error {
 	if err := s.Send(&nodev1.WatchNodeResponse{}); err != nil {
 		return err
+	}
+	if f.deaf != nil {
+		<-f.deaf
+		return nil
 	}
 	<-s.Context().Done()
 	return s.Context().Err()
 }
 
+// fakeIdentities answers with whatever a test sets.
+type fakeIdentities struct {
+	identityv1.UnimplementedIdentityServiceServer
+	set func(*identityv1.SetHoldingRequest) (*identityv1.SetHoldingResponse, error)
+}
+
+func (f *fakeIdentities) SetHolding(_ context.Context, req *identityv1.SetHoldingRequest) (*identityv1.SetHoldingResponse, error) {
+	return f.set(req)
+}
+
 type running struct {
-	server *rpc.Server
-	ops    *fakeOps
-	conn   *grpc.ClientConn
-	stop   func() error
+	server     *rpc.Server
+	ops        *fakeOps
+	nodes      *fakeNodes
+	identities *fakeIdentities
+	conn       *grpc.ClientConn
+	begin      func()       // begins a stop
+	stop       func() error // begins a stop and waits for its end
 }
 
 func start(t *testing.T, config rpc.ServerConfig, auth rpc.AuthFunc) *running {
@@ -84,7 +106,9 @@ func start(t *testing.T, config rpc.ServerConfig, auth rpc.AuthFunc) *running {
 	}
 	r := &running{server: server, ops: &fakeOps{get: func(context.Context) (*opsv1.GetConfigResponse, error) { return &opsv1.GetConfigResponse{}, nil }}}
 	opsv1.RegisterOpsServiceServer(server.GRPC(), r.ops)
-	nodev1.RegisterNodeSyncerServiceServer(server.GRPC(), fakeNodes{})
+	r.nodes, r.identities = &fakeNodes{}, &fakeIdentities{}
+	nodev1.RegisterNodeSyncerServiceServer(server.GRPC(), r.nodes)
+	identityv1.RegisterIdentityServiceServer(server.GRPC(), r.identities)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- server.Run(ctx) }()
@@ -98,15 +122,8 @@ func start(t *testing.T, config rpc.ServerConfig, auth rpc.AuthFunc) *running {
 	if err != nil {
 		t.Fatal(err)
 	}
-	stopped := false
-	r.stop = func() error {
-		if stopped {
-			return nil
-		}
-		stopped = true
-		cancel()
-		return <-done
-	}
+	r.begin = cancel
+	r.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	t.Cleanup(func() {
 		if err := r.conn.Close(); err != nil {
 			t.Error(err)
@@ -116,6 +133,17 @@ func start(t *testing.T, config rpc.ServerConfig, auth rpc.AuthFunc) *running {
 		}
 	})
 	return r
+}
+
+// bare returns a connection without anything that Dial adds.
+func bare(t *testing.T, address string) *grpc.ClientConn {
+	t.Helper()
+	conn, err := grpc.NewClient(address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
 }
 
 func TestBadRequestNamesFieldAndReason(t *testing.T) {
@@ -179,28 +207,6 @@ func TestUnforeseenErrorTellsNothing(t *testing.T) {
 	}
 }
 
-func TestDetailsSurviveTheWire(t *testing.T) {
-	r := start(t, rpc.ServerConfig{}, nil)
-	r.ops.get = func(context.Context) (*opsv1.GetConfigResponse, error) {
-		e := rpc.Refuse(codes.ResourceExhausted, reason.PoolEmpty, "no address").With("used", "5")
-		e.RetryAfter = 3 * time.Second
-		return nil, fmt.Errorf("allocate: %w", e)
-	}
-	_, err := opsv1.NewOpsServiceClient(r.conn).GetConfig(t.Context(), &opsv1.GetConfigRequest{})
-	if got := status.Code(err); got != codes.ResourceExhausted {
-		t.Fatalf("code %v, want ResourceExhausted", got)
-	}
-	if got := rpc.ReasonOf(err); got != reason.PoolEmpty {
-		t.Errorf("reason %v", got)
-	}
-	if got := rpc.MetadataOf(err)["used"]; got != "5" {
-		t.Errorf("metadata used = %q", got)
-	}
-	if after, ok := rpc.RetryAfter(err); !ok || after != 3*time.Second {
-		t.Errorf("retry after %v, %v", after, ok)
-	}
-}
-
 func TestDefaultDeadline(t *testing.T) {
 	r := start(t, rpc.ServerConfig{DefaultTimeout: time.Hour}, nil)
 	var had bool
@@ -209,16 +215,41 @@ func TestDefaultDeadline(t *testing.T) {
 		return &opsv1.GetConfigResponse{}, nil
 	}
 	// A bare connection sets no deadline of its own.
-	bare, err := grpc.NewClient(r.server.Addr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer bare.Close() //nolint:errcheck // Nothing depends on it.
-	if _, err := opsv1.NewOpsServiceClient(bare).GetConfig(context.Background(), &opsv1.GetConfigRequest{}); err != nil {
+	conn := bare(t, r.server.Addr().String())
+	if _, err := opsv1.NewOpsServiceClient(conn).GetConfig(context.Background(), &opsv1.GetConfigRequest{}); err != nil {
 		t.Fatal(err)
 	}
 	if !had {
 		t.Error("the handler had no deadline")
+	}
+}
+
+func TestDefaultDeadlineEndsACall(t *testing.T) {
+	r := start(t, rpc.ServerConfig{DefaultTimeout: 20 * time.Millisecond}, nil)
+	r.ops.get = func(ctx context.Context) (*opsv1.GetConfigResponse, error) {
+		<-ctx.Done()
+		return nil, fmt.Errorf("wait: %w", ctx.Err())
+	}
+	_, err := opsv1.NewOpsServiceClient(bare(t, r.server.Addr().String())).GetConfig(context.Background(), &opsv1.GetConfigRequest{})
+	if got := status.Code(err); got != codes.DeadlineExceeded {
+		t.Errorf("code %v (%v), want DeadlineExceeded", got, err)
+	}
+}
+
+func TestClientTimeout(t *testing.T) {
+	r := start(t, rpc.ServerConfig{}, nil)
+	r.ops.get = func(ctx context.Context) (*opsv1.GetConfigResponse, error) {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	conn, err := rpc.Dial(r.server.Addr().String(), rpc.ClientConfig{Timeout: 20 * time.Millisecond}, rpc.ClientDeps{TracerProvider: noop.NewTracerProvider()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close() //nolint:errcheck // Nothing depends on it.
+	_, err = opsv1.NewOpsServiceClient(conn).GetConfig(context.Background(), &opsv1.GetConfigRequest{})
+	if got := status.Code(err); got != codes.DeadlineExceeded {
+		t.Errorf("code %v (%v), want DeadlineExceeded", got, err)
 	}
 }
 
@@ -233,6 +264,95 @@ func TestUnavailableIsRetried(t *testing.T) {
 	}
 	if _, err := opsv1.NewOpsServiceClient(r.conn).GetConfig(t.Context(), &opsv1.GetConfigRequest{}); err != nil {
 		t.Fatalf("after %d calls: %v", calls, err)
+	}
+}
+
+// Only what is kept can be sent again: gRPC alone keeps no more than 256 KiB.
+func TestLargeRequestIsRetried(t *testing.T) {
+	r := start(t, rpc.ServerConfig{}, nil)
+	calls := 0
+	r.identities.set = func(req *identityv1.SetHoldingRequest) (*identityv1.SetHoldingResponse, error) {
+		if calls++; calls < 2 {
+			return nil, rpc.Refuse(codes.Unavailable, reason.NotReady, "not yet")
+		}
+		return &identityv1.SetHoldingResponse{Duplicates: uint32(len(req.GetPrefixes()))}, nil
+	}
+	req := holding(100_000)
+	if size := proto.Size(req); size < 1<<20 {
+		t.Fatalf("the request has %d bytes only", size)
+	}
+	resp, err := identityv1.NewIdentityServiceClient(r.conn).SetHolding(t.Context(), req)
+	if err != nil {
+		t.Fatalf("after %d calls: %v", calls, err)
+	}
+	if got := resp.GetDuplicates(); got != 100_000 {
+		t.Errorf("%d prefixes arrived", got)
+	}
+}
+
+// holding is a valid request for n prefixes.
+func holding(n int) *identityv1.SetHoldingRequest {
+	req := &identityv1.SetHoldingRequest{
+		RequestId:  "r",
+		Session:    &identityv1.Session{Id: "s", Epoch: 1},
+		Owner:      &identityv1.Owner{Kind: identityv1.OwnerKind_OWNER_KIND_LOCAL, Name: "n", Uid: "u"},
+		Generation: 1,
+	}
+	for range n {
+		req.Prefixes = append(req.Prefixes, &identityv1.WantedPrefix{Prefix: "10.0.0.0/24"})
+	}
+	return req
+}
+
+// A server that comes back is used again soon, and by calls that were made
+// while it was away.
+func TestReconnects(t *testing.T) {
+	first := start(t, rpc.ServerConfig{}, nil)
+	address := first.server.Addr().String()
+	ops := opsv1.NewOpsServiceClient(first.conn)
+	if _, err := ops.GetConfig(t.Context(), &opsv1.GetConfigRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.stop(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ops.GetConfig(t.Context(), &opsv1.GetConfigRequest{}); status.Code(err) != codes.Unavailable {
+		t.Fatalf("without a server: %v, want UNAVAILABLE", err)
+	}
+	start(t, rpc.ServerConfig{Listen: address}, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := ops.GetConfig(ctx, &opsv1.GetConfigRequest{}, grpc.WaitForReady(true)); err != nil {
+		t.Errorf("with a server again: %v", err)
+	}
+}
+
+// A hook that fails in its own way lets nobody in and gives nothing away.
+func TestAuthErrorsTellNothing(t *testing.T) {
+	r := start(t, rpc.ServerConfig{}, func(context.Context, string) (context.Context, error) {
+		return nil, errors.New("token=x")
+	})
+	_, err := opsv1.NewOpsServiceClient(r.conn).GetConfig(t.Context(), &opsv1.GetConfigRequest{})
+	if status.Code(err) != codes.Internal || rpc.ReasonOf(err) != reason.Internal || strings.Contains(err.Error(), "token") {
+		t.Errorf("got %v, want INTERNAL with a fixed text", err)
+	}
+}
+
+func TestAuthContextReachesHandlers(t *testing.T) {
+	type key struct{}
+	r := start(t, rpc.ServerConfig{}, func(ctx context.Context, method string) (context.Context, error) {
+		return context.WithValue(ctx, key{}, method), nil
+	})
+	var caller any
+	r.ops.get = func(ctx context.Context) (*opsv1.GetConfigResponse, error) {
+		caller = ctx.Value(key{})
+		return &opsv1.GetConfigResponse{}, nil
+	}
+	if _, err := opsv1.NewOpsServiceClient(r.conn).GetConfig(t.Context(), &opsv1.GetConfigRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if caller != opsv1.OpsService_GetConfig_FullMethodName {
+		t.Errorf("the handler saw %v", caller)
 	}
 }
 
@@ -253,31 +373,9 @@ func TestAuthRefusesBeforeAnythingElse(t *testing.T) {
 	}
 }
 
-func TestStopIsBoundedByOpenStreams(t *testing.T) {
-	r := start(t, rpc.ServerConfig{GracePeriod: 50 * time.Millisecond}, nil)
-	stream, err := nodev1.NewNodeSyncerServiceClient(r.conn).WatchNode(t.Context(), &nodev1.WatchNodeRequest{NodeName: "n"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err != nil {
-		t.Fatal(err)
-	}
-	if err := r.stop(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := stream.Recv(); err == nil || errors.Is(err, io.EOF) {
-		t.Errorf("the stream ended with %v, want an error", err)
-	}
-}
-
 func TestHealthMetricsAndReflection(t *testing.T) {
 	r := start(t, rpc.ServerConfig{}, nil)
-	probe, err := grpc.NewClient(r.server.HealthAddr().String(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer probe.Close() //nolint:errcheck // Nothing depends on it.
-	health := healthpb.NewHealthClient(probe)
+	health := healthpb.NewHealthClient(bare(t, r.server.HealthAddr().String()))
 	for _, serving := range []bool{true, false} {
 		r.server.SetServing("", serving)
 		resp, err := health.Check(t.Context(), &healthpb.HealthCheckRequest{})
@@ -358,37 +456,6 @@ func TestSocketIsForItsOwnerAndReplacesAStaleOne(t *testing.T) {
 	if _, err := rpc.NewServer(rpc.ServerConfig{Listen: "unix://" + path, HealthListen: "127.0.0.1:0", MetricsListen: "127.0.0.1:0"},
 		rpc.Deps{Registerer: registry, Gatherer: registry, TracerProvider: noop.NewTracerProvider()}); err == nil {
 		t.Error("a second server took the socket of a living one")
-	}
-}
-
-func TestTable(t *testing.T) {
-	errGone := errors.New("gone")
-	table := rpc.Table{{Err: errGone, Code: codes.NotFound, Reason: reason.NodeUnknown}}
-	for _, tc := range []struct {
-		name string
-		err  error
-		code codes.Code
-		why  reason.Reason
-	}{
-		{"nil", nil, codes.OK, 0},
-		{"sentinel", errGone, codes.NotFound, reason.NodeUnknown},
-		{"wrapped sentinel", fmt.Errorf("read n: %w", errGone), codes.NotFound, reason.NodeUnknown},
-		{"refusal", fmt.Errorf("x: %w", rpc.InvalidField("a", reason.PrefixInvalid, "bad")), codes.InvalidArgument, reason.PrefixInvalid},
-		{"canceled", fmt.Errorf("x: %w", context.Canceled), codes.Canceled, 0},
-		{"deadline", fmt.Errorf("x: %w", context.DeadlineExceeded), codes.DeadlineExceeded, 0},
-		{"remote", fmt.Errorf("call: %w", rpc.Refuse(codes.Aborted, reason.Conflict, "again").GRPCStatus().Err()), codes.Aborted, reason.Conflict},
-		{"unforeseen", errors.New("boom"), codes.Internal, reason.Internal},
-	} {
-		got := table.Status(tc.err)
-		if code := status.Code(got); code != tc.code {
-			t.Errorf("%s: code %v, want %v", tc.name, code, tc.code)
-		}
-		if why := rpc.ReasonOf(got); why != tc.why {
-			t.Errorf("%s: reason %v, want %v", tc.name, why, tc.why)
-		}
-		if tc.err != nil && tc.why == reason.Internal && !errors.Is(got, tc.err) {
-			t.Errorf("%s: the cause is lost for the log", tc.name)
-		}
 	}
 }
 
