@@ -37,6 +37,8 @@ type Config struct {
 	// MaxTxnOps is what etcd allows in one transaction. Zero means 128 with
 	// Endpoints, else what the embedded one is set to.
 	MaxTxnOps int
+	// StoreTimeout bounds one call to etcd.
+	StoreTimeout time.Duration
 	// First and Last are the numbers that are given out.
 	First, Last uint32
 	// SessionTTL is what agents are told: keepalives must come more often.
@@ -58,6 +60,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.IntVar(&c.ClientPort, "etcd-client-port", 7433, "loopback port of the embedded etcd for etcdctl; 0 takes a free one")
 	fs.IntVar(&c.PeerPort, "etcd-peer-port", 7434, "loopback port that the embedded etcd needs for itself; 0 takes a free one")
 	fs.IntVar(&c.MaxTxnOps, "etcd-max-txn-ops", 0, "what etcd allows in one transaction; 0 means its default of 128, and 1024 for the embedded one")
+	fs.DurationVar(&c.StoreTimeout, "etcd-timeout", 5*time.Second, "how long one call to etcd may take before the store counts as unavailable")
 	fs.Uint32Var(&c.First, "first-number", uint32(ledger.DefaultFirst), "lowest number that is given out; fixed once the store was used")
 	fs.Uint32Var(&c.Last, "last-number", uint32(ledger.DefaultLast), "highest number that is given out; fixed once the store was used")
 	fs.DurationVar(&c.SessionTTL, "session-ttl", time.Minute, "agents must send keepalives more often than this")
@@ -78,6 +81,9 @@ func (c *Config) Validate() error {
 	}
 	if c.MaxTxnOps < 0 || (c.MaxTxnOps > 0 && c.MaxTxnOps < 16) {
 		return fmt.Errorf("--etcd-max-txn-ops: %d is less than 16", c.MaxTxnOps)
+	}
+	if c.StoreTimeout <= 0 {
+		return fmt.Errorf("--etcd-timeout: %v is not positive", c.StoreTimeout)
 	}
 	if (c.Cert == "") != (c.Key == "") {
 		return errors.New("--etcd-cert, --etcd-key: one needs the other")
@@ -113,7 +119,11 @@ func Spec() program.Spec {
 		AddFlags: config.AddFlags,
 		Validate: config.Validate,
 		New: func(ctx context.Context, env *program.Env) (func(context.Context) error, error) {
-			return New(ctx, config, env)
+			s, err := Build(ctx, config, env)
+			if err != nil {
+				return nil, err
+			}
+			return s.Run, nil
 		},
 	}
 }
@@ -154,9 +164,18 @@ func (b *backend) close() error {
 	return b.client.Close()
 }
 
-// New builds the service on an etcd and registers it. What it returns runs until
-// its context ends and then closes the etcd.
-func New(ctx context.Context, config Config, env *program.Env) (func(context.Context) error, error) {
+// Service is the built service.
+type Service struct {
+	backend *backend
+	store   *etcd.Store
+	keeper  *keeper.Keeper
+	server  *server.Server
+	serving *rpc.Server
+}
+
+// Build builds the service on an etcd and registers it. Run must be called: it
+// closes the etcd.
+func Build(ctx context.Context, config Config, env *program.Env) (*Service, error) {
 	b, err := connect(ctx, config, env)
 	if err != nil {
 		return nil, err
@@ -166,26 +185,37 @@ func New(ctx context.Context, config Config, env *program.Env) (func(context.Con
 		return nil, errors.Join(err, b.close())
 	}
 	x := index.New(config.History)
-	store := etcd.NewStore(kv, b.client, x, etcd.Config{Range: config.numbers(), MaxTxnOps: b.maxTxnOps}, env.Logger)
+	store := etcd.NewStore(kv, b.client, x, etcd.Config{Range: config.numbers(), MaxTxnOps: b.maxTxnOps, Timeout: config.StoreTimeout}, env.Logger)
 	k := keeper.New(store, x, time.Now, env.Logger)
 	s := server.New(server.Config{SessionTTL: config.SessionTTL}, k, store, x, env.Logger)
 	if err := env.Registry.Register(s.Collector()); err != nil {
 		return nil, errors.Join(err, b.close())
 	}
 	identityv1.RegisterIdentityServiceServer(env.Server.GRPC(), s)
+	return &Service{backend: b, store: store, keeper: k, server: s, serving: env.Server}, nil
+}
 
-	return func(ctx context.Context) error {
-		group, ctx := errgroup.WithContext(ctx)
-		group.Go(func() error { return store.Run(ctx) })
-		group.Go(func() error { return k.Run(ctx) })
-		group.Go(func() error { return watchHealth(ctx, store, env.Server) })
-		if b.embedded != nil {
-			group.Go(func() error { return b.embedded.Run(ctx) })
-		}
-		err := group.Wait()
-		s.Wait()
-		return errors.Join(err, b.close())
-	}, nil
+// EtcdEndpoint is the URL of the embedded etcd; empty if there is none.
+func (s *Service) EtcdEndpoint() string {
+	if s.backend.embedded == nil {
+		return ""
+	}
+	return s.backend.embedded.Endpoint()
+}
+
+// Run runs the loops until ctx ends, then closes the etcd. The gRPC server must
+// have stopped by then.
+func (s *Service) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return s.store.Run(ctx) })
+	group.Go(func() error { return s.keeper.Run(ctx) })
+	group.Go(func() error { return watchHealth(ctx, s.store, s.serving) })
+	if s.backend.embedded != nil {
+		group.Go(func() error { return s.backend.embedded.Run(ctx) })
+	}
+	err := group.Wait()
+	s.server.Wait()
+	return errors.Join(err, s.backend.close())
 }
 
 // watchHealth reports the service as serving while a quorum of etcd answers and
