@@ -42,7 +42,7 @@ func quiet() *slog.Logger { return slog.New(slog.NewJSONHandler(io.Discard, nil)
 
 func defaults(t *testing.T) app.Config {
 	return app.Config{
-		DataDir: t.TempDir(), First: uint32(ledger.DefaultFirst), Last: uint32(ledger.DefaultLast), SessionTTL: time.Minute,
+		DataDir: t.TempDir(), First: uint32(ledger.DefaultFirst), Last: uint32(ledger.DefaultLast), SessionTTL: time.Minute, StoreTimeout: 5 * time.Second,
 	}
 }
 
@@ -61,7 +61,7 @@ func start(t *testing.T, config app.Config) *instance {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	loops, err := app.New(ctx, config, &program.Env{
+	service, err := app.Build(ctx, config, &program.Env{
 		Name: "identity-service", Logger: quiet(), Registry: registry, TracerProvider: noop.NewTracerProvider(), Server: srv,
 	})
 	if err != nil {
@@ -72,7 +72,7 @@ func start(t *testing.T, config app.Config) *instance {
 	serveCtx, stopServing := context.WithCancel(ctx)
 	served, looped := make(chan error, 1), make(chan error, 1)
 	go func() { served <- srv.Run(serveCtx) }()
-	go func() { looped <- loops(ctx) }()
+	go func() { looped <- service.Run(ctx) }()
 	conn, err := rpc.Dial(srv.Addr().String(), rpc.ClientConfig{Timeout: time.Minute}, rpc.ClientDeps{TracerProvider: noop.NewTracerProvider()})
 	if err != nil {
 		t.Fatal(err)
