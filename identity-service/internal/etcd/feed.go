@@ -185,6 +185,9 @@ func (s *Store) feed(ctx context.Context, resp clientv3.WatchResponse) error {
 					return fmt.Errorf("%w: ledger %s was deleted or replaced", ErrForeign, known.LedgerID)
 				}
 			}
+			if key := string(e.Kv.Key); s.index.IsBroken(key) {
+				records = append(records, index.Malformed{Key: key}) // Unless r says that it still is.
+			}
 			records = append(records, r)
 			events = events[1:]
 		}

@@ -149,10 +149,14 @@ func prefixValue(g ledger.Grant, at ledger.Millis) string {
 // decode says what a key means. What cannot be understood is index.Malformed.
 func decode(kv *mvccpb.KeyValue, deleted bool) index.Record {
 	r, err := decodeKey(strings.TrimPrefix(string(kv.Key), Root), kv, deleted)
-	if err != nil {
+	switch {
+	case err == nil:
+		return r
+	case deleted:
+		return index.Malformed{Key: string(kv.Key)}
+	default:
 		return index.Malformed{Key: string(kv.Key), Err: err}
 	}
-	return r
 }
 
 func decodeKey(key string, kv *mvccpb.KeyValue, deleted bool) (index.Record, error) {

@@ -148,6 +148,14 @@ func (x *Index) BrokenCount() int {
 	return len(x.world.broken)
 }
 
+// IsBroken reports whether a key of the store could not be understood.
+func (x *Index) IsBroken(key string) bool {
+	x.mu.RLock()
+	defer x.mu.RUnlock()
+	_, is := x.world.broken[key]
+	return is
+}
+
 // Sizes are how many there are of each kind.
 type Sizes struct {
 	Prefixes, Live, Sets, Sessions, Holdings, Broken int

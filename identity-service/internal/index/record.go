@@ -72,6 +72,7 @@ type Holding struct {
 // Malformed is a key that cannot be understood. It concerns nothing else.
 type Malformed struct {
 	Key string
+	// Err says why. Nil means that the key is gone, or right again.
 	Err error
 }
 

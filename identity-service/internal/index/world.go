@@ -113,7 +113,11 @@ func (w *world) apply(r Record) *Change {
 	case Holding:
 		return w.applyHolding(r)
 	case Malformed:
-		w.broken[r.Key] = r.Err.Error()
+		if r.Err == nil {
+			delete(w.broken, r.Key)
+		} else {
+			w.broken[r.Key] = r.Err.Error()
+		}
 	}
 	return nil
 }
