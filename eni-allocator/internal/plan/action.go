@@ -8,8 +8,8 @@ import (
 
 // Action is one call to EC2, as a value.
 type Action interface {
-	// Why says on what grounds it is done and what was considered instead.
-	Why() Why
+	// Account says on what grounds it is done and what was considered instead.
+	Account() Why
 	action()
 }
 
@@ -21,8 +21,8 @@ type Why struct {
 	Rejected []Rejected
 }
 
-// Why returns w.
-func (w Why) Why() Why { return w }
+// Account returns w.
+func (w Why) Account() Why { return w }
 
 func (Why) action() {}
 

@@ -63,20 +63,27 @@ func chooseSubnet(r Reading, d Demand, want int, now time.Time) (Subnet, []Rejec
 	if !found {
 		return Subnet{}, nil, &Blocked{reason.SubnetFull, fmt.Sprintf("none of %d subnets in %s has %d free addresses", len(considered), r.Instance.Zone, least)}
 	}
-	return chosen, passedOver(considered, chosen, now), nil
+	return chosen, passedOver(considered, chosen, least, now), nil
 }
 
-func passedOver(considered []Subnet, chosen Subnet, now time.Time) []Rejected {
+// passedOver lists the subnets that were not chosen. One that merely comes later
+// has no reason but its message.
+func passedOver(considered []Subnet, chosen Subnet, least int, now time.Time) []Rejected {
 	var rejected []Rejected
 	for _, s := range considered {
 		if s.ID == chosen.ID {
 			continue
 		}
-		message := fmt.Sprintf("%d free, %s has %d and comes first", s.room(now), chosen.ID, chosen.room(now))
-		if now.Before(s.SkippedUntil) {
-			message = fmt.Sprintf("EC2 said that it is full; skipped until %s", s.SkippedUntil.UTC().Format(time.RFC3339))
+		why := Rejected{string(s.ID), reason.Unspecified, fmt.Sprintf("%d free; %s with %d comes first", s.room(now), chosen.ID, chosen.room(now))}
+		switch {
+		case now.Before(s.SkippedUntil):
+			why.Reason = reason.SubnetFull
+			why.Message = "EC2 said that it is full; skipped until " + s.SkippedUntil.UTC().Format(time.RFC3339)
+		case s.room(now) < least:
+			why.Reason = reason.SubnetFull
+			why.Message = fmt.Sprintf("%d free, %d are needed", s.room(now), least)
 		}
-		rejected = append(rejected, Rejected{string(s.ID), reason.SubnetFull, message})
+		rejected = append(rejected, why)
 	}
 	return rejected
 }

@@ -1,279 +1,366 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/eniplane/eniplane/internal/reason"
 )
 
-// Pool plans for one node. The result depends on nothing but the arguments, and
-// not on the order of any slice in them:
-//
-//   - Existing ENIs are filled before an own spare one is attached, and that
-//     before another is created. A plan creates at most one.
-//   - No step breaks a limit of the reading, and no address is taken above the
-//     ceiling. Addresses that are only nice to have come along in calls that are
-//     made anyway.
-//   - After the steps have been done, planning again leads to an end: no steps.
-//   - Where something is lacking and there is no step, Blocked says why.
+// Pool says what to do so that a node has the addresses it wants, and why it
+// cannot have them where it cannot. Applied again and again, with what EC2
+// answered folded into the reading, it comes to rest. A plan makes at most one
+// ENI, and only for what the attached ones cannot give.
 func Pool(r Reading, d Demand, p Policy, now time.Time) Plan {
-	if b := unready(r, d); b != nil {
-		return Plan{Blocked: b}
-	}
-	s := look(r, d, p)
-	r.Network.Subnets = slices.Clone(r.Network.Subnets) // The plan takes from them.
-	w := &work{reading: r, demand: d, policy: p, now: now, survey: s, at: where(r, d, s)}
-	n := s.count(r.Limits, d)
-	marks := d.Watermarks.effective(n.Capacity)
-	most, limit := ceiling(d, n.Capacity)
-	n.Ceiling = most
-	n.Excess = Excess(n.Available, n.Used, marks)
-	bounded := marks
-	bounded.MaxAllocate = most
-	if most > 0 {
-		n.Needed = Needed(n.Available, n.Used, bounded)
-	}
-	w.numbers = n
-
-	a := amount(n, d, marks)
-	var blocked *Blocked
+	s := stand(r, d, p)
+	plan := Plan{Summary: s.Summary, Notes: s.notes}
 	switch {
-	case a.want > 0:
-		blocked = w.grow(a)
-	case a.lacking > 0 || n.Capacity == 0:
-		blocked = atCeiling(r, d, n, limit)
+	case r.Instance.ID == "":
+		return plan.blocked(reason.InstanceUnknown, "EC2 does not show the instance")
+	case r.Instance.State != InstanceRunning:
+		return plan.blocked(reason.InstanceNotRunning, "instance %s is %s", r.Instance.ID, r.Instance.State)
+	case now.Before(d.SuspendedUntil):
+		plan.RetryAt = d.SuspendedUntil
+		return plan.blocked(reason.InstanceNotRunning, "EC2 said that instance %s is not running; tried again after %s", r.Instance.ID, d.SuspendedUntil.UTC().Format(time.RFC3339))
+	case !r.Limits.known():
+		return plan.blocked(reason.InstanceTypeUnknown, "the limits of instance type %q are not known", r.Instance.Type)
 	}
-	w.tidy(a.want > 0)
-	if len(w.steps) > 0 {
-		blocked = nil
-	}
-	return Plan{Steps: w.steps, Blocked: blocked, Numbers: n}
-}
 
-// unready says why a reading cannot be planned with.
-func unready(r Reading, d Demand) *Blocked {
-	i := r.Instance
-	switch {
-	case d.Instance == "":
-		return &Blocked{Reason: reason.InstanceUnknown, Message: "the node's object names no instance"}
-	case i.ID != d.Instance || i.State == "":
-		return &Blocked{Reason: reason.InstanceUnknown, Message: fmt.Sprintf("EC2 shows no instance %s", d.Instance)}
-	case i.State != StateRunning && i.State != StateStopped:
-		return &Blocked{Reason: reason.InstanceNotRunning, Message: fmt.Sprintf("%s is %s", i.ID, i.State)}
-	case !r.Limits.Known():
-		return &Blocked{Reason: reason.InstanceTypeUnknown, Message: fmt.Sprintf("the limits of instance type %q are not known", i.Type)}
-	}
-	return nil
-}
-
-// atCeiling says which limit keeps a node from getting what it lacks.
-func atCeiling(r Reading, d Demand, n Numbers, limit reason.Reason) *Blocked {
-	w := d.Watermarks
-	b := &Blocked{Reason: limit}
-	switch {
-	case n.Capacity == 0:
-		b.Reason = reason.WatermarkUnreachable
-		b.Message = fmt.Sprintf("%s has %d ENI slots, and none is left for addresses", r.Instance.Type, r.Limits.Interfaces)
-	case limit == reason.MaxAllocate:
-		b.Message = fmt.Sprintf("max-allocate is %d, and the node has %d addresses", w.MaxAllocate, n.Available)
-	case limit == reason.MaxPods:
-		b.Message = fmt.Sprintf("the node can run %d pods, and has %d addresses", d.MaxPods, n.Available)
-	case max(w.PreAllocate, w.MinAllocate) > n.Capacity:
-		b.Reason = reason.WatermarkUnreachable
-		b.Message = fmt.Sprintf("pre-allocate %d and min-allocate %d, but %s can have %d addresses", w.PreAllocate, w.MinAllocate, r.Instance.Type, n.Capacity)
-	case r.SlotsRefused:
-		b.Message = fmt.Sprintf("EC2 refuses another ENI on %s, and the node has %d addresses of %d", r.Instance.ID, n.Available, n.Capacity)
-	default:
-		b.Message = fmt.Sprintf("all %d addresses that %s can have (%d ENIs of %d) are assigned",
-			n.Capacity, r.Instance.Type, r.Limits.Interfaces, r.Limits.AddressesPerInterface)
-	}
-	return b
-}
-
-// work is a plan in the making.
-type work struct {
-	reading Reading
-	demand  Demand
-	policy  Policy
-	now     time.Time
-	survey  survey
-	at      place
-	numbers Numbers
-	filled  int // addresses that the steps so far assign
-	steps   []Step
-}
-
-func (w *work) add(a Action, rejected []Option, grounds string, args ...any) {
-	w.steps = append(w.steps, Step{Action: a, Grounds: fmt.Sprintf(grounds, args...), Rejected: rejected})
-}
-
-// grow adds steps that bring what is wanted, as far as possible.
-func (w *work) grow(a amounts) *Blocked {
-	left, rejected := w.fill(a)
-	if left.want <= 0 {
-		return nil
-	}
-	if w.survey.empty == 0 {
-		return cannotFill(w, rejected)
-	}
-	if w.adopt(rejected) {
-		return nil
-	}
-	return w.create(left, rejected)
-}
-
-// fill assigns addresses on the ENIs that the node has and returns what is left.
-func (w *work) fill(a amounts) (amounts, []Option) {
-	subnets := make(map[SubnetID]*Subnet, len(w.reading.Network.Subnets))
-	for i := range w.reading.Network.Subnets {
-		s := &w.reading.Network.Subnets[i]
-		subnets[s.ID] = s
-	}
-	var rejected []Option
-	for _, e := range w.survey.others {
-		rejected = append(rejected, Option{What: string(e.ID), Reason: reason.OutOfENIs, Message: "excluded: it takes a slot and gives no addresses"})
-	}
-	for _, e := range w.survey.usable {
-		if a.want <= 0 {
-			break
+	plan.Actions = s.settle()
+	assigned, left, rejected := s.assign(now)
+	plan.Actions = append(plan.Actions, assigned...)
+	if left > 0 {
+		more, blocked := s.widen(left, rejected, now)
+		plan.Actions = append(plan.Actions, more...)
+		if blocked != nil {
+			plan.Blocked = blocked
+			plan.RetryAt = s.earliestSkip(now)
 		}
-		places := w.reading.Limits.AddressesPerInterface - e.Slots()
-		subnet, known := subnets[e.Subnet]
+	} else {
+		plan.Actions = append(plan.Actions, s.tidy("no address is missing")...)
+	}
+	if plan.Blocked == nil {
+		plan.Blocked = s.ceiling()
+	}
+	return plan
+}
+
+func (p Plan) blocked(r reason.Reason, format string, args ...any) Plan {
+	p.Blocked = &Blocked{r, fmt.Sprintf(format, args...)}
+	return p
+}
+
+// standing is how a node stands: everything that the steps of Pool share.
+type standing struct {
+	Summary
+	reading  Reading
+	demand   Demand
+	policy   Policy
+	marks    Watermarks
+	deficit  int   // missing, whatever the ceilings
+	amount   int   // asked for when asking anyway: needed, slack and surge
+	attached []ENI // to the instance, by device index
+	managed  []ENI // those of them that give addresses
+	orphans  []ENI // ours and attached nowhere, by id
+	notes    []Blocked
+	capBy    Blocked // the ceiling that binds first
+}
+
+func stand(r Reading, d Demand, p Policy) standing {
+	s := standing{reading: r, demand: d, policy: p}
+	first := d.first(p)
+	apart := 0 // attached at an index that could give addresses, and excluded
+	card := 0
+	for _, e := range slices.SortedFunc(slices.Values(r.ENIs), byID) {
 		switch {
-		case places <= 0:
-			rejected = append(rejected, Option{What: string(e.ID), Reason: reason.OutOfENIs, Message: fmt.Sprintf("%d of %d addresses taken", e.Slots(), w.reading.Limits.AddressesPerInterface)})
-			continue
-		case e.Attachment.Leaving:
-			rejected = append(rejected, Option{What: string(e.ID), Reason: reason.ReadingStale, Message: "it is being detached"})
-			continue
-		case !known:
-			rejected = append(rejected, Option{What: string(e.ID), Reason: reason.CIDRUnknown, Message: fmt.Sprintf("its subnet %s is not known", e.Subnet)})
-			continue
-		case room(*subnet, w.now) == 0:
-			o := noRoom(*subnet, 1, w.now)
-			rejected = append(rejected, Option{What: string(e.ID), Reason: o.Reason, Message: fmt.Sprintf("its subnet %s: %s", e.Subnet, o.Message)})
-			continue
+		case r.Instance.ID == "":
+		case e.Instance == "" && e.Owned(p.Cluster, r.Instance.ID) && e.Malformed == "":
+			s.orphans = append(s.orphans, e)
+		case e.Instance == r.Instance.ID:
+			s.attached = append(s.attached, e)
+			if e.Card != 0 {
+				continue // Limits are those of card 0.
+			}
+			card++
+			if excluded(e, first, d.ExcludeTags) {
+				if e.Index >= first {
+					apart++
+				}
+				continue
+			}
+			s.managed = append(s.managed, e)
 		}
-		count := min(places, room(*subnet, w.now), a.upTo)
-		w.add(AssignAddresses{ENI: e.ID, Count: count}, rejected,
-			"%d addresses wanted, up to %d with what comes along; %s has %d places and its subnet %d free", a.want, a.upTo, e.ID, places, subnet.Free)
-		rejected = nil
-		a.want -= count
-		a.upTo -= count
-		subnet.Free -= count
-		w.filled += count
 	}
-	return a, rejected
+	slices.SortStableFunc(s.attached, func(a, b ENI) int { return cmp.Or(cmp.Compare(a.Card, b.Card), cmp.Compare(a.Index, b.Index)) })
+	slices.SortStableFunc(s.managed, func(a, b ENI) int { return cmp.Compare(a.Index, b.Index) })
+
+	have := make(map[netip.Addr]bool)
+	for _, e := range s.managed {
+		for _, a := range e.Usable(d.UsePrimary) {
+			have[a] = true
+		}
+	}
+	s.Available = len(have)
+	for _, a := range d.Used {
+		if have[a] {
+			s.Used++
+			delete(have, a) // Each counts once.
+		}
+	}
+
+	slots := max(0, r.Limits.Interfaces-first-apart)
+	s.Capacity = capacity(r.Limits, slots, s.managed, d.UsePrimary)
+	s.EmptySlots = max(0, min(r.Limits.Interfaces-card, slots-len(s.managed)))
+	s.reckon()
+	return s
 }
 
-// cannotFill says why a node with places left cannot fill them.
-func cannotFill(w *work, rejected []Option) *Blocked {
-	for _, o := range rejected {
-		if o.Reason != reason.OutOfENIs {
-			return &Blocked{Reason: o.Reason, Message: o.What + ": " + o.Message, Rejected: rejected}
-		}
+// capacity is the most addresses that pods can have: the one formula for it.
+// Each slot carries an ENI, whose primary address is not for pods unless the
+// node says so; a prefix that is there already gives 16 for one.
+func capacity(l Limits, slots int, managed []ENI, primary bool) int {
+	if !l.known() {
+		return 0
 	}
-	b := atCeiling(w.reading, w.demand, w.numbers, reason.OutOfENIs)
-	b.Rejected = rejected
-	return b
+	each := l.IPv4 - 1
+	if primary {
+		each++
+	}
+	total := slots * each
+	for _, e := range managed {
+		total += 15 * len(e.Prefixes)
+	}
+	return total
 }
 
-// adopt attaches an ENI that was made for this node before.
-func (w *work) adopt(rejected []Option) bool {
-	for _, e := range w.survey.spares {
-		if why := w.unfit(e); why != "" {
-			continue
-		}
-		w.add(AttachENI{ENI: e.ID, Instance: w.reading.Instance.ID, Index: w.survey.nextIndex(firstIndex(w.demand, w.policy))}, rejected,
-			"%s was made for this node and is not attached", e.ID)
-		if !w.demand.KeepOnTermination {
-			w.add(SetDeleteOnTermination{ENI: e.ID}, nil, "it goes with its instance")
-		}
-		return true
-	}
-	return false
+// excluded tells whether an attached ENI gives no addresses.
+func excluded(e ENI, first int, tags map[string]string) bool {
+	return e.Malformed != "" || e.Index < first || e.Card != 0 || (e.Type != "" && e.Type != "interface") || carries(e.Tags, tags)
 }
 
-// unfit says why a spare ENI can not be attached; "" if it can.
-func (w *work) unfit(e ENI) string {
-	switch {
-	case e.Zone != w.at.zone:
-		return fmt.Sprintf("it is in zone %s, the instance in %s", e.Zone, w.at.zone)
-	case e.VPC != w.at.vpc:
-		return fmt.Sprintf("it is in %s, the instance in %s", e.VPC, w.at.vpc)
-	case e.Slots() > w.reading.Limits.AddressesPerInterface:
-		return fmt.Sprintf("it has %d addresses, %s allows %d", e.Slots(), w.reading.Instance.Type, w.reading.Limits.AddressesPerInterface)
-	case len(e.Addresses(w.demand.UsePrimary)) > max(w.numbers.Ceiling-w.numbers.Available-w.filled, 0):
-		return fmt.Sprintf("its %d addresses are more than the %d that the node may have", len(e.Addresses(w.demand.UsePrimary)), w.numbers.Ceiling)
+// reckon computes what is needed, and what binds it.
+func (s *standing) reckon() {
+	d := s.demand
+	s.marks = Watermarks{Pre: d.PreAllocate, Min: d.MinAllocate, Max: s.Capacity, Above: d.MaxAboveWatermark}
+	if s.marks.Pre == 0 {
+		s.marks.Pre = min(DefaultPreAllocate, s.Capacity)
 	}
-	return ""
-}
-
-// create adds a new ENI.
-func (w *work) create(a amounts, rejected []Option) *Blocked {
-	own := 0 // what the primary address gives
-	least := 2
-	if w.demand.UsePrimary {
-		own, least = 1, 1
+	if s.Capacity == 0 {
+		s.capBy = Blocked{reason.OutOfENIs, fmt.Sprintf("no ENI of an instance of %d interfaces may give addresses from device index %d on", s.reading.Limits.Interfaces, d.first(s.policy))}
+	} else {
+		s.capBy = Blocked{reason.OutOfENIs, fmt.Sprintf("the instance has %d of at most %d addresses on %d interfaces", s.Available, s.Capacity, s.reading.Limits.Interfaces)}
 	}
-	groups, blocked := chooseGroups(w.reading, w.demand, w.at, w.survey)
-	if blocked != nil {
-		return blocked
-	}
-	c, blocked := chooseSubnet(w.reading, w.demand, w.at, least, w.now)
-	if blocked != nil {
-		return blocked
-	}
-	count := min(a.upTo-own, w.reading.Limits.AddressesPerInterface-1, room(c.subnet, w.now)-1)
-	attached := make([]ENIID, 0, len(w.reading.ENIs))
-	for _, list := range [][]ENI{w.survey.usable, w.survey.others} {
-		for _, e := range list {
-			attached = append(attached, e.ID)
-		}
-	}
-	token := Token(w.demand.UID, w.reading.Instance.ID, attached, w.demand.Attempt)
-	w.add(CreateENI{
-		Subnet: c.subnet.ID, Groups: groups, Count: max(count, 0), Token: token,
-		Tags:        newTags(w.reading, w.demand, w.policy, token, w.now),
-		Description: fmt.Sprintf("eniplane (%s)", w.reading.Instance.ID),
-	}, slices.Concat(rejected, c.rejected),
-		"%d addresses wanted that no ENI of the node can hold; %d slots are empty; %s is %s", a.want, w.survey.empty, c.subnet.ID, c.grounds)
-	w.add(AttachENI{Instance: w.reading.Instance.ID, Index: w.survey.nextIndex(firstIndex(w.demand, w.policy))}, nil, "the first free device index")
-	if !w.demand.KeepOnTermination {
-		w.add(SetDeleteOnTermination{}, nil, "it goes with its instance")
-	}
-	return nil
-}
-
-// tidy finishes what an earlier process left half done. It comes last, so that
-// it never keeps a node from its addresses.
-func (w *work) tidy(growing bool) {
-	var attached ENIID
-	for _, s := range w.steps {
-		if a, ok := s.Action.(AttachENI); ok {
-			attached = a.ENI
-		}
-	}
-	for _, list := range [][]ENI{w.survey.usable, w.survey.others} {
-		for _, e := range list {
-			a := e.Attachment
-			if Own(e, w.policy.Cluster, w.reading.Instance.ID) && !a.DeleteOnTermination && !a.Leaving && !w.demand.KeepOnTermination && a.ID != "" {
-				w.add(SetDeleteOnTermination{ENI: e.ID, Attachment: a.ID}, nil, "we made it, and it would outlive its instance")
+	if s.reading.Limits.known() {
+		for _, w := range []struct {
+			name  string
+			value int
+		}{{"pre-allocate", d.PreAllocate}, {"min-allocate", d.MinAllocate}} {
+			if w.value > s.Capacity {
+				s.notes = append(s.notes, Blocked{reason.WatermarkUnreachable, fmt.Sprintf("%s %d is more than the %d addresses that the instance can have", w.name, w.value, s.Capacity)})
 			}
 		}
 	}
-	for _, e := range w.survey.spares {
-		why := w.unfit(e)
-		made, dated := created(e)
-		switch {
-		case e.ID == attached:
-		case !dated || w.now.Sub(made) < w.policy.SpareGrace:
-		case why != "":
-			w.add(DeleteENI{ENI: e.ID}, nil, "we made it and cannot attach it: %s", why)
-		case !growing || w.survey.empty == 0:
-			w.add(DeleteENI{ENI: e.ID}, nil, "we made it %s ago, and nothing wants or can take it", w.now.Sub(made).Truncate(time.Second))
+	if d.MaxPods > 0 {
+		// More pods cannot run; what was asked for explicitly is had all the same.
+		most := max(d.MaxPods+d.System, d.PreAllocate, d.MinAllocate)
+		if most < s.marks.Max {
+			s.marks.Max = most
+			s.capBy = Blocked{reason.MaxPods, fmt.Sprintf("%d addresses are enough for %d pods", s.Available, d.MaxPods)}
 		}
 	}
+	if d.MaxAllocate > 0 && d.MaxAllocate < s.marks.Max {
+		s.marks.Max = d.MaxAllocate
+		s.capBy = Blocked{reason.MaxAllocate, fmt.Sprintf("the node has %d addresses and max-allocate is %d", s.Available, d.MaxAllocate)}
+	}
+
+	s.deficit = max(s.marks.Deficit(s.Available, s.Used), d.Urgent-s.Free())
+	s.Excess = s.marks.Excess(s.Available, s.Used)
+	if s.marks.Max <= 0 {
+		s.Needed = 0 // A ceiling of nothing, not none.
+		return
+	}
+	s.Needed = s.marks.below(s.Available, s.deficit)
+	surge := max(0, d.PendingPods-s.Needed)
+	s.amount = s.marks.below(s.Available, s.Needed+s.marks.Above+surge)
 }
+
+// ceiling says which ceiling keeps the node from what it lacks; nil if none does.
+func (s *standing) ceiling() *Blocked {
+	if s.deficit <= s.Needed {
+		return nil
+	}
+	b := s.capBy
+	b.Message += fmt.Sprintf("; %d are used and %d are missing", s.Used, s.deficit)
+	return &b
+}
+
+// settle makes our attached ENIs go with the instance.
+func (s *standing) settle() []Action {
+	if s.demand.KeepOnTermination {
+		return nil
+	}
+	var actions []Action
+	for _, e := range s.attached {
+		if e.Owned(s.policy.Cluster, s.reading.Instance.ID) && e.Malformed == "" && !e.DeleteOnTermination {
+			actions = append(actions, SetDeleteOnTermination{Why{Grounds: fmt.Sprintf("%s was made for %s and would outlive it", e.ID, e.Instance)}, e.ID, e.Attachment})
+		}
+	}
+	return actions
+}
+
+// assign fills up attached ENIs until nothing is missing. It returns what still
+// is, and why each ENI could not give it.
+func (s *standing) assign(now time.Time) ([]Action, int, []Rejected) {
+	needed, amount := s.Needed, s.amount
+	free := make(map[SubnetID]int)
+	for _, n := range s.reading.Subnets {
+		free[n.ID] = n.room(now)
+	}
+	var actions []Action
+	var rejected []Rejected
+	for _, e := range s.managed {
+		if needed <= 0 {
+			break
+		}
+		taken := len(e.Addresses) + len(e.Prefixes)
+		room := s.reading.Limits.IPv4 - 1 - taken
+		subnet, known := free[e.Subnet]
+		switch {
+		case room <= 0:
+			rejected = append(rejected, Rejected{string(e.ID), reason.OutOfENIs, fmt.Sprintf("%d of %d slots are taken", taken+1, s.reading.Limits.IPv4)})
+			continue
+		case !known:
+			rejected = append(rejected, Rejected{string(e.ID), reason.CIDRUnknown, fmt.Sprintf("its subnet %s is not known", e.Subnet)})
+			continue
+		case subnet <= 0:
+			rejected = append(rejected, Rejected{string(e.ID), reason.SubnetFull, fmt.Sprintf("its subnet %s has no free address", e.Subnet)})
+			continue
+		}
+		n := min(room, subnet, amount)
+		actions = append(actions, AssignAddresses{
+			Why: Why{
+				Grounds:  fmt.Sprintf("%d addresses are missing; %s has %d free slots and its subnet %d free addresses", s.Needed, e.ID, room, subnet),
+				Rejected: slices.Clone(rejected),
+			},
+			ENI: e.ID, Subnet: e.Subnet, Count: n,
+		})
+		free[e.Subnet] -= n
+		needed -= n
+		amount -= n
+	}
+	return actions, max(0, needed), rejected
+}
+
+// widen gives the instance one more ENI: one of ours that is attached nowhere,
+// else a new one.
+func (s *standing) widen(missing int, rejected []Rejected, now time.Time) ([]Action, *Blocked) {
+	index, ok := s.freeIndex()
+	if s.EmptySlots == 0 || !ok {
+		message := fmt.Sprintf("%d addresses are missing, every attached ENI is full or cannot grow, and all %d interfaces are taken", missing, s.reading.Limits.Interfaces)
+		for _, why := range rejected {
+			if why.Reason == reason.SubnetFull {
+				return s.tidy("no slot is empty"), &Blocked{reason.SubnetFull, fmt.Sprintf("%d addresses are missing: %s: %s; all %d interfaces are taken", missing, why.Option, why.Message, s.reading.Limits.Interfaces)}
+			}
+		}
+		return s.tidy("no slot is empty"), &Blocked{reason.OutOfENIs, message}
+	}
+
+	if e, ok := s.adoptable(); ok {
+		why := Why{Grounds: fmt.Sprintf("%d addresses are missing; %s was made for this instance and is attached nowhere", missing, e.ID), Rejected: rejected}
+		return s.attachment(why, e.ID, index), nil
+	}
+
+	extra := s.amount - (s.Needed - missing) // What is asked for beyond what assign got.
+	count := min(s.reading.Limits.IPv4-1, extra)
+	if s.demand.UsePrimary {
+		count = min(s.reading.Limits.IPv4-1, extra-1)
+	}
+	groups, blocked := chooseGroups(s.reading, s.demand)
+	if blocked != nil {
+		return nil, blocked
+	}
+	subnet, others, blocked := chooseSubnet(s.reading, s.demand, count+1, now)
+	if blocked != nil {
+		return nil, blocked
+	}
+	count = min(count, subnet.room(now)-1)
+	var ids []ENIID
+	for _, e := range s.attached {
+		ids = append(ids, e.ID)
+	}
+	instance := s.reading.Instance.ID
+	token := Token(s.demand.NodeUID, instance, ids, s.demand.Attempt)
+	create := CreateENI{
+		Why: Why{
+			Grounds: fmt.Sprintf("%d addresses are missing that no attached ENI can give; %d slots are empty and %s has %d free addresses",
+				missing, s.EmptySlots, subnet.ID, subnet.room(now)),
+			Rejected: append(slices.Clone(rejected), others...),
+		},
+		Subnet: subnet.ID, Groups: groups, Count: count, Token: token,
+		Description: fmt.Sprintf("eniplane %s (%s)", s.demand.Node, instance),
+		Tags:        tagsOf(s.demand, s.policy, instance, token),
+	}
+	return append([]Action{create}, s.attachment(Why{Grounds: "it was made for this instance"}, "", index)...), nil
+}
+
+func (s *standing) attachment(why Why, id ENIID, index int) []Action {
+	actions := []Action{AttachENI{why, id, s.reading.Instance.ID, index}}
+	if !s.demand.KeepOnTermination {
+		actions = append(actions, SetDeleteOnTermination{Why: Why{Grounds: "it shall go with its instance"}, ENI: id})
+	}
+	return actions
+}
+
+// adoptable is the first of our unattached ENIs that fits the instance.
+func (s *standing) adoptable() (ENI, bool) {
+	for _, e := range s.orphans {
+		if s.fits(e) {
+			return e, true
+		}
+	}
+	return ENI{}, false
+}
+
+func (s *standing) fits(e ENI) bool {
+	return e.VPC == s.reading.Instance.VPC && e.Zone == s.reading.Instance.Zone &&
+		len(e.Addresses)+len(e.Prefixes) < s.reading.Limits.IPv4 && !carries(e.Tags, s.demand.ExcludeTags)
+}
+
+// tidy deletes our ENIs that are attached nowhere and not wanted.
+func (s *standing) tidy(why string) []Action {
+	var actions []Action
+	for _, e := range s.orphans {
+		actions = append(actions, DeleteENI{Why{Grounds: fmt.Sprintf("%s was made for this instance, is attached nowhere, and %s", e.ID, why)}, e.ID})
+	}
+	return actions
+}
+
+// freeIndex is the lowest device index for a new ENI. Index 0 is the primary
+// interface's for ever.
+func (s *standing) freeIndex() (int, bool) {
+	const last = 255
+	for i := max(1, s.demand.first(s.policy)); i <= last; i++ {
+		taken := slices.ContainsFunc(s.attached, func(e ENI) bool { return e.Card == 0 && e.Index == i })
+		if !taken && !slices.Contains(s.demand.TakenIndexes, i) {
+			return i, true
+		}
+	}
+	return 0, false
+}
+
+// earliestSkip is when the first subnet that is skipped may be asked again.
+func (s *standing) earliestSkip(now time.Time) time.Time {
+	var first time.Time
+	for _, n := range s.reading.Subnets {
+		if now.Before(n.SkippedUntil) && (first.IsZero() || n.SkippedUntil.Before(first)) {
+			first = n.SkippedUntil
+		}
+	}
+	return first
+}
+
+// Gives tells whether pods may have addresses of an ENI of the node.
+func Gives(e ENI, d Demand, p Policy) bool { return !excluded(e, d.first(p), d.ExcludeTags) }
