@@ -25,15 +25,16 @@ type Result struct {
 //
 //	bench <service>/<name> ours=<value><unit> reference=<value><unit> ratio=<r> target=<t> ok|short
 //
-// A reference of zero makes the ratio infinite, and short.
+// A reference of zero makes the ratio infinite, and short; so is a figure that
+// was not measured (NaN).
 func (r Result) Print(w io.Writer) error {
 	ratio := math.Inf(1)
 	if r.Reference != 0 {
 		ratio = r.Ours / r.Reference
 	}
-	verdict := "ok"
-	if ratio > r.Target {
-		verdict = "short"
+	verdict := "short" // Also of what is not a number.
+	if ratio <= r.Target {
+		verdict = "ok"
 	}
 	_, err := fmt.Fprintf(w, "bench %s/%s ours=%.1f%s reference=%.1f%s ratio=%.2f target=%g %s\n",
 		r.Service, r.Name, r.Ours, r.Unit, r.Reference, r.Unit, ratio, r.Target, verdict)

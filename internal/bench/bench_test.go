@@ -17,6 +17,7 @@ func TestPrint(t *testing.T) {
 	}{
 		{15, 10, "bench a/b ours=15.0us reference=10.0us ratio=1.50 target=1.5 ok\n"},
 		{16, 10, "bench a/b ours=16.0us reference=10.0us ratio=1.60 target=1.5 short\n"},
+		{math.NaN(), 10, "bench a/b ours=NaNus reference=10.0us ratio=NaN target=1.5 short\n"},
 		{1, 0, "bench a/b ours=1.0us reference=0.0us ratio=+Inf target=1.5 short\n"},
 	} {
 		var out strings.Builder

@@ -1,6 +1,7 @@
 package config_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,6 +72,23 @@ func TestPrecedence(t *testing.T) {
 	}
 }
 
+// Commas and equals signs in an item do not make two of it.
+func TestItemsOfListsAndMapsStayWhole(t *testing.T) {
+	s, _, err := load(t, "list: ['a,b', c]\ntags: {k: 'x,y=z', l: '1'}\n", nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]string{"a,b", "c"}, s.list); diff != "" {
+		t.Errorf("list (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{"k": "x,y=z", "l": "1"}, s.tags); diff != "" {
+		t.Errorf("tags (-want +got):\n%s", diff)
+	}
+	if s, _, err := load(t, "list: []\ntags: {}\n", nil, nil); err != nil || len(s.list)+len(s.tags) != 0 {
+		t.Errorf("empty: %+v, %v", s, err)
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for _, tc := range []struct {
 		name, file string
@@ -85,6 +103,15 @@ func TestRefusals(t *testing.T) {
 		{name: "a list at the top", file: "- a\n", want: []string{"c.yaml"}},
 		{name: "duplicate key", file: "timeout: 1s\ntimeout: 2s\n", want: []string{"timeout"}},
 		{name: "nested", file: "list: [[a]]\n", want: []string{"list"}},
+		{name: "list for one value", file: "node-name: [a, b]\n", want: []string{":1", "node-name", "list"}},
+		{name: "map for one value", file: "node-name: {a: b}\n", want: []string{":1", "node-name", "map"}},
+		{name: "map for a list", file: "list: {a: b}\n", want: []string{":1", "list", "map"}},
+		{name: "no value", file: "node-name:\n", want: []string{":1", "node-name", "no value"}},
+		{name: "null", file: "node-name: ~\n", want: []string{":1", "node-name", "no value"}},
+		{name: "null in a list", file: "list: [~]\n", want: []string{":1", "list", "no value"}},
+		{name: "help in file", file: "help: true\n", want: []string{":1", "help"}},
+		{name: "version in environment", environ: []string{"ENIPLANE_VERSION=1"}, want: []string{"ENIPLANE_VERSION"}},
+		{name: "empty variable", environ: []string{"ENIPLANE_TIMEOUT="}, want: []string{"ENIPLANE_TIMEOUT"}},
 		{name: "two documents", file: "timeout: 1s\n---\ntimeout: 2s\n", want: []string{"document"}},
 		{name: "config in config", file: "config: other.yaml\n", want: []string{"config"}},
 		{name: "all at once", file: "a: 1\nb: 2\n", environ: []string{"ENIPLANE_C=3"}, want: []string{" a:", " b:", "ENIPLANE_C"}},
@@ -126,8 +153,30 @@ func TestSecretsAreRedacted(t *testing.T) {
 	}
 }
 
+// picky is a secret that repeats in its error what it refuses.
+type picky struct{}
+
+func (picky) String() string     { return "" }
+func (picky) Type() string       { return "picky" }
+func (picky) Set(v string) error { return fmt.Errorf("bad value %q", v) }
+
+func TestRefusedSecretsAreNotShown(t *testing.T) {
+	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	fs.Var(picky{}, "token", "")
+	if err := config.MarkSecret(fs, "token"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := config.Load(fs, []string{"ENIPLANE_TOKEN=hunter2"})
+	if err == nil || strings.Contains(err.Error(), "hunter2") || !strings.Contains(err.Error(), "ENIPLANE_TOKEN") {
+		t.Errorf("error %v", err)
+	}
+	if err := config.MarkSecret(fs, "nope"); err == nil {
+		t.Error("a flag that does not exist was marked")
+	}
+}
+
 func TestToolVariablesAreNoSettings(t *testing.T) {
-	if _, _, err := load(t, "", []string{"ENIPLANE_ETCD=/x", "ENIPLANE_TEST_SIZE=soak"}, nil); err != nil {
+	if _, _, err := load(t, "", []string{"ENIPLANE_ETCD=/x", "ENIPLANE_TEST_SIZE=soak", "ENIPLANE_TEST_ANY=1", "ENIPLANE_BIN=/bin", "ENIPLANEX=1"}, nil); err != nil {
 		t.Error(err)
 	}
 }

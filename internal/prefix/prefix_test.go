@@ -95,6 +95,16 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
+		// The world is never the result of anything but a whole family, and a
+		// network keeps its size and covers the address that was written.
+		given := netip.MustParsePrefix(s)
+		addr, bits := given.Addr(), given.Bits()
+		if addr.Is4In6() {
+			addr, bits = addr.Unmap(), bits-96
+		}
+		if p.Bits() != bits || prefix.IsWorld(p) != (bits == 0) || !p.Contains(addr) {
+			t.Fatalf("Parse(%q) = %s is another network", s, p)
+		}
 		if p != p.Masked() || p.Addr().Is4In6() {
 			t.Fatalf("Parse(%q) = %s is not canonical", s, p)
 		}

@@ -28,7 +28,8 @@ const (
 )
 
 // NewLogger returns a logger that writes one JSON object a line to w, with the
-// ids of the trace and span in the context. level may be changed at any time.
+// ids of the trace and span in the context (inside the group, if the logger has
+// one open). level may be changed at any time.
 func NewLogger(w io.Writer, level *slog.LevelVar) *slog.Logger {
 	return slog.New(traced{slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level})})
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"net/url"
 	"os"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,6 +22,10 @@ import (
 	"go.opentelemetry.io/otel/trace/noop"
 )
 
+// ErrEndpoint is returned by Start for an endpoint that is not of the form
+// http://host:port or https://host:port.
+var ErrEndpoint = errors.New("trace receiver is not http://host:port or https://host:port")
+
 // Config is where telemetry goes.
 type Config struct {
 	// Service is the program's name on its spans.
@@ -33,6 +39,9 @@ type Config struct {
 	// http://127.0.0.1:4317. Empty means what the standard OTEL_EXPORTER_OTLP_*
 	// variables say; if they say nothing either, nothing is traced.
 	OTLPEndpoint string
+	// Logger gets what goes wrong when spans are exported. Nil means that nobody
+	// wants to know.
+	Logger *slog.Logger
 }
 
 // Telemetry is what a program traces and counts with.
@@ -47,7 +56,9 @@ type Telemetry struct {
 
 // Start sets up telemetry. It never waits for a receiver: spans are exported in
 // the background, and dropped when the receiver is away for long. It sets the
-// process-wide propagator to W3C trace context. The caller calls Shutdown.
+// process-wide propagator to W3C trace context and, with a receiver, the
+// process-wide error handler of OpenTelemetry. The caller calls Shutdown.
+// ErrEndpoint says that the endpoint is no URL.
 func Start(ctx context.Context, config Config) (*Telemetry, error) {
 	registry := prometheus.NewRegistry()
 	for _, c := range []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{})} {
@@ -64,8 +75,18 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 
 	var options []otlptracegrpc.Option
 	if config.OTLPEndpoint != "" {
+		if err := validateEndpoint(config.OTLPEndpoint); err != nil {
+			return nil, err
+		}
 		options = append(options, otlptracegrpc.WithEndpointURL(config.OTLPEndpoint))
 	}
+	logger := config.Logger
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) {
+		logger.WarnContext(context.WithoutCancel(ctx), "tracing is disturbed", KeyError, err)
+	}))
 	exporter, err := otlptracegrpc.New(ctx, options...)
 	if err != nil {
 		return nil, fmt.Errorf("prepare trace exporter: %w", err)
@@ -90,6 +111,16 @@ func Start(ctx context.Context, config Config) (*Telemetry, error) {
 		return errors.Join(provider.Shutdown(ctx), exporter.Shutdown(ctx))
 	}
 	return t, nil
+}
+
+// validateEndpoint refuses what the exporter would replace by its default
+// without a word.
+func validateEndpoint(endpoint string) error {
+	u, err := url.Parse(endpoint)
+	if err != nil || u.Host == "" || (u.Scheme != "http" && u.Scheme != "https") {
+		return fmt.Errorf("%w: %q", ErrEndpoint, endpoint)
+	}
+	return nil
 }
 
 // Shutdown flushes what is not exported yet, within ctx.
