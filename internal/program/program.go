@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -45,7 +46,10 @@ type Spec struct {
 	Instance func() string
 	// New builds the program and registers its services on env.Server.GRPC(). It
 	// returns what runs beside the server until its context ends; nil if nothing
-	// does. It does not wait for anything outside the process.
+	// does. It does not wait for anything outside the process. Its context is the
+	// one that the loops get: it ends after the server has stopped. The program
+	// is reported as serving when New returns; a loop may say otherwise with
+	// env.Server.SetServing.
 	New func(ctx context.Context, env *Env) (run func(context.Context) error, err error)
 }
 
@@ -134,7 +138,10 @@ func run(ctx context.Context, spec Spec, serving rpc.ServerConfig, settings comm
 	if spec.Instance != nil {
 		instance = spec.Instance()
 	}
-	observed, err := telemetry.Start(ctx, telemetry.Config{Service: spec.Name, Version: version(), Instance: instance, OTLPEndpoint: settings.otlpEndpoint})
+	observed, err := telemetry.Start(ctx, telemetry.Config{Service: spec.Name, Version: version(), Instance: instance, OTLPEndpoint: settings.otlpEndpoint, Logger: log})
+	if errors.Is(err, telemetry.ErrEndpoint) {
+		return fmt.Errorf("--otlp-endpoint: %w", err)
+	}
 	if err != nil {
 		return err
 	}
@@ -153,19 +160,30 @@ func run(ctx context.Context, spec Spec, serving rpc.ServerConfig, settings comm
 	if err != nil {
 		return err
 	}
+	if settings.portsFile != "" {
+		// What an earlier run left there must not be taken for ours. By now that
+		// run is over, or it would hold its addresses.
+		if err := os.Remove(settings.portsFile); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			server.Close()
+			return fmt.Errorf("--ports-file: %w", err)
+		}
+	}
 	env := &Env{
 		Name: spec.Name, Version: version(), Logger: log, Registry: observed.Registry,
 		TracerProvider: observed.TracerProvider, Server: server, Config: effective,
 	}
 	opsv1.RegisterOpsServiceServer(server.GRPC(), &ops{env: env, level: &level})
 
-	// Loops outlive the server, so that calls in flight find them running.
+	// Loops outlive the server, so that calls in flight find them running; but
+	// until there are any, a stop ends what New is doing.
 	loopCtx, stopLoops := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopLoops()
+	alive := context.AfterFunc(ctx, stopLoops)
 	loops, err := spec.New(loopCtx, env)
+	alive()
 	if err != nil {
 		server.Close()
-		return err
+		return unlessStopped(ctx, err)
 	}
 	logConfig(ctx, env)
 	if settings.portsFile != "" {
@@ -177,6 +195,8 @@ func run(ctx context.Context, spec Spec, serving rpc.ServerConfig, settings comm
 
 	serveCtx, stopServing := context.WithCancel(ctx)
 	defer stopServing()
+	// Before the loops begin: one of them may know better.
+	server.SetServing("", true)
 	var group errgroup.Group
 	group.Go(func() error {
 		defer stopLoops()
@@ -185,14 +205,18 @@ func run(ctx context.Context, spec Spec, serving rpc.ServerConfig, settings comm
 	if loops != nil {
 		group.Go(func() error {
 			defer stopServing()
-			if err := loops(loopCtx); err != nil && !errors.Is(err, context.Canceled) {
-				return err
-			}
-			return nil
+			return unlessStopped(loopCtx, loops(loopCtx))
 		})
 	}
-	server.SetServing("", true)
 	return group.Wait()
+}
+
+// unlessStopped returns err, or nil if all it says is that ctx was ended.
+func unlessStopped(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }
 
 func logConfig(ctx context.Context, env *Env) {

@@ -5,6 +5,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,14 +16,14 @@ import (
 
 	"github.com/spf13/pflag"
 	"go.opentelemetry.io/otel/trace/noop"
-	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 
 	opsv1 "github.com/eniplane/eniplane/gen/eniplane/ops/v1"
 	"github.com/eniplane/eniplane/internal/program"
 	"github.com/eniplane/eniplane/internal/rpc"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // buffer is a bytes.Buffer for several goroutines.
 type buffer struct {
@@ -122,20 +124,8 @@ func TestStartShowConfigStop(t *testing.T) {
 	}
 }
 
-func TestOneClearErrorWhenThePortIsTaken(t *testing.T) {
-	ports, _, stop := launch(t, spec(), nil)
-	var out buffer
-	err := program.Run(t.Context(), spec(), []string{"--listen=" + ports.GRPC}, nil, &out, &out)
-	if err == nil || !strings.Contains(err.Error(), "address already in use") || !strings.Contains(err.Error(), ports.GRPC) {
-		t.Errorf("error %v", err)
-	}
-	if err := stop(); err != nil {
-		t.Error(err)
-	}
-}
-
 func TestRefusedSettings(t *testing.T) {
-	for _, args := range [][]string{{"--nope"}, {"--log-level=loud"}, {"--listen=x"}, {"word"}, {"--ports-file=/nonexistent/dir/p.json"}} {
+	for _, args := range [][]string{{"--nope"}, {"--log-level=loud"}, {"--listen=x"}, {"--otlp-endpoint=127.0.0.1:4317"}, {"word"}, {"--ports-file=/nonexistent/dir/p.json"}} {
 		var out buffer
 		if err := program.Run(t.Context(), spec(), args, nil, &out, &out); err == nil {
 			t.Errorf("%q was taken", args)
@@ -168,6 +158,67 @@ func TestUnreachableTraceReceiver(t *testing.T) {
 	}
 	if err := stop(); err != nil {
 		t.Error(err)
+	}
+}
+
+// A stop does not wait for a New that is busy.
+func TestStopDuringNew(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	s := spec()
+	s.New = func(ctx context.Context, _ *program.Env) (func(context.Context) error, error) {
+		cancel()
+		<-ctx.Done()
+		return nil, fmt.Errorf("open: %w", ctx.Err())
+	}
+	var out buffer
+	if err := program.Run(ctx, s, nil, nil, &out, &out); err != nil {
+		t.Errorf("a stop is no failure: %v", err)
+	}
+}
+
+// What a loop says about serving stands: the frame does not overrule it.
+func TestLoopDecidesAboutServing(t *testing.T) {
+	said := make(chan struct{})
+	s := spec()
+	s.New = func(_ context.Context, env *program.Env) (func(context.Context) error, error) {
+		return func(ctx context.Context) error {
+			env.Server.SetServing("", false)
+			close(said)
+			<-ctx.Done()
+			return ctx.Err()
+		}, nil
+	}
+	ports, _, stop := launch(t, s, nil)
+	<-said
+	conn, err := grpc.NewClient(ports.Health, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp, err := healthpb.NewHealthClient(conn).Check(t.Context(), &healthpb.HealthCheckRequest{})
+	if err != nil || resp.GetStatus() != healthpb.HealthCheckResponse_NOT_SERVING {
+		t.Errorf("health: %v, %v", resp, err)
+	}
+	if err := errors.Join(conn.Close(), stop()); err != nil {
+		t.Error(err)
+	}
+}
+
+// A ports file of an earlier run is gone before there is anything to start, and
+// one of a run that failed is not left.
+func TestStalePortsFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ports.json")
+	if err := os.WriteFile(file, []byte("stale"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := spec()
+	errBoom := errors.New("boom")
+	s.New = func(context.Context, *program.Env) (func(context.Context) error, error) { return nil, errBoom }
+	var out buffer
+	if err := program.Run(t.Context(), s, []string{"--ports-file=" + file}, nil, &out, &out); !errors.Is(err, errBoom) {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(file); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the stale file: %v", err)
 	}
 }
 
