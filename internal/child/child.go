@@ -125,6 +125,11 @@ func (p *Process) Stop(grace time.Duration) bool {
 		return true
 	case <-timer.C:
 	}
+	select {
+	case <-p.done: // Both may have happened; then it ended by itself.
+		return true
+	default:
+	}
 	p.Kill()
 	<-p.done
 	return false
