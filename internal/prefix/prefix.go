@@ -12,10 +12,10 @@ import (
 )
 
 var (
-	// ErrInvalid: the text is no CIDR.
+	// ErrInvalid is returned for a text that is no CIDR.
 	ErrInvalid = errors.New("not a CIDR")
-	// ErrNotFoldable: an IPv4-mapped IPv6 prefix shorter than /96 covers IPv4 and
-	// other addresses, so it can be said in neither family.
+	// ErrNotFoldable is returned for an IPv4-mapped IPv6 prefix shorter than /96: it
+	// covers IPv4 and other addresses, so it can be said in neither family.
 	ErrNotFoldable = errors.New("IPv4-mapped prefix shorter than /96")
 )
 

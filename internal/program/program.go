@@ -127,7 +127,7 @@ func Run(ctx context.Context, spec Spec, args, environ []string, stdout, stderr 
 	return command.ExecuteContext(ctx)
 }
 
-func run(ctx context.Context, spec Spec, serving rpc.ServerConfig, settings common, effective config.Effective, logs io.Writer) (err error) {
+func run(ctx context.Context, spec Spec, serving rpc.ServerConfig, settings common, effective config.Effective, logs io.Writer) error {
 	var level slog.LevelVar
 	if err := level.UnmarshalText([]byte(settings.logLevel)); err != nil {
 		return fmt.Errorf("--log-level: %w", err)

@@ -232,7 +232,7 @@ func TestLoopsOutliveTheServer(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			defer conn.Close() //nolint:errcheck // Nothing depends on it.
+			defer conn.Close()
 			if _, err := opsv1.NewOpsServiceClient(conn).GetConfig(context.WithoutCancel(ctx), &opsv1.GetConfigRequest{}); err != nil {
 				order = append(order, "server was down first")
 			}

@@ -447,9 +447,9 @@ func All() []Reason {
 	return all
 }
 
-// Parse returns the reason of a name as String gives it. ok is false for a name
-// outside the set.
-func Parse(s string) (r Reason, ok bool) {
+// Parse returns the reason of a name as String gives it, and whether the name is
+// in the set.
+func Parse(s string) (Reason, bool) {
 	for _, r := range All() {
 		if n, _ := name(r); n == s {
 			return r, true

@@ -219,17 +219,19 @@ func (u *unforeseen) GRPCStatus() *status.Status {
 	return Refuse(codes.Internal, reason.Internal, "internal error; the log of this service has the cause").GRPCStatus()
 }
 
-func detail[T any](err error) (found T, ok bool) {
+// detail returns the first detail of type T, and whether there is one.
+func detail[T any](err error) (T, bool) {
+	var none T
 	st, isStatus := status.FromError(err)
 	if !isStatus {
-		return found, false
+		return none, false
 	}
 	for _, d := range st.Details() {
 		if v, matches := d.(T); matches {
 			return v, true
 		}
 	}
-	return found, false
+	return none, false
 }
 
 // ReasonOf returns the reason of an error that came over gRPC, or of an *Error.
@@ -252,9 +254,9 @@ func MetadataOf(err error) map[string]string {
 	return nil
 }
 
-// RetryAfter returns when the server wants to be called again. ok is false if
-// it did not say.
-func RetryAfter(err error) (after time.Duration, ok bool) {
+// RetryAfter returns how long the server wants not to be called, and whether it
+// said so.
+func RetryAfter(err error) (time.Duration, bool) {
 	if info, found := detail[*errdetails.RetryInfo](err); found {
 		return info.GetRetryDelay().AsDuration(), true
 	}

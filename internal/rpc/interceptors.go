@@ -24,10 +24,11 @@ import (
 // *Error with code UNAUTHENTICATED or PERMISSION_DENIED.
 type AuthFunc func(ctx context.Context, fullMethod string) (context.Context, error)
 
-// logger adapts slog to the middleware's interface.
+// logger adapts slog to the middleware's interface. The ends of calls are all
+// that the middleware is asked to log.
 func logger(l *slog.Logger) logging.Logger {
-	return logging.LoggerFunc(func(ctx context.Context, lvl logging.Level, msg string, fields ...any) {
-		l.Log(ctx, slog.Level(lvl), msg, fields...)
+	return logging.LoggerFunc(func(ctx context.Context, lvl logging.Level, _ string, fields ...any) {
+		l.Log(ctx, slog.Level(lvl), "finished call", fields...)
 	})
 }
 

@@ -98,7 +98,7 @@ func start(t *testing.T, config rpc.ServerConfig, auth rpc.AuthFunc) *running {
 	config.HealthListen, config.MetricsListen = "127.0.0.1:0", "127.0.0.1:0"
 	registry := prometheus.NewRegistry()
 	server, err := rpc.NewServer(config, rpc.Deps{
-		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)), Registerer: registry, Gatherer: registry,
+		Logger: slog.New(slog.DiscardHandler), Registerer: registry, Gatherer: registry,
 		TracerProvider: noop.NewTracerProvider(), Auth: auth,
 	})
 	if err != nil {
@@ -246,7 +246,7 @@ func TestClientTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // Nothing depends on it.
+	defer conn.Close()
 	_, err = opsv1.NewOpsServiceClient(conn).GetConfig(context.Background(), &opsv1.GetConfigRequest{})
 	if got := status.Code(err); got != codes.DeadlineExceeded {
 		t.Errorf("code %v (%v), want DeadlineExceeded", got, err)
@@ -509,7 +509,7 @@ func TestDialStaticList(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close() //nolint:errcheck // Nothing depends on it.
+	defer conn.Close()
 	for range 4 {
 		if _, err := opsv1.NewOpsServiceClient(conn).GetConfig(t.Context(), &opsv1.GetConfigRequest{}); err != nil {
 			t.Fatal(err)
