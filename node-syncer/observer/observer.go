@@ -63,12 +63,7 @@ func (o *Observer) Run(ctx context.Context) error {
 		if revision == "" {
 			list, err := resource.List(ctx, metav1.ListOptions{})
 			if err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				if !pause(ctx) {
-					return nil
-				}
+				pause(ctx) // The server may be starting.
 				continue
 			}
 			for i := range list.Items {
@@ -87,22 +82,20 @@ func (o *Observer) Run(ctx context.Context) error {
 			o.mu.Unlock()
 			revision = ""
 		}
-		if err != nil && !pause(ctx) {
-			return nil
+		if err != nil {
+			pause(ctx)
 		}
 	}
 	return nil
 }
 
-// pause waits before the server is asked again; false if ctx ended.
-func pause(ctx context.Context) bool {
+// pause waits before the server is asked again, or until ctx ends.
+func pause(ctx context.Context) {
 	t := time.NewTimer(100 * time.Millisecond)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
-		return false
 	case <-t.C:
-		return true
 	}
 }
 

@@ -29,16 +29,16 @@ import (
 )
 
 var (
-	// ErrNotFound: there is no such object.
+	// ErrNotFound means: there is no such object.
 	ErrNotFound = errors.New("no such object")
-	// ErrConflict: somebody else wrote the object since it was read, or made one
+	// ErrConflict means: somebody else wrote the object since it was read, or made one
 	// of the same name.
 	ErrConflict = errors.New("the object was changed by somebody else")
-	// ErrRefused: the server understood the write and will not take it.
+	// ErrRefused means: the server understood the write and will not take it.
 	ErrRefused = errors.New("the API server refused")
-	// ErrUnavailable: the server could not be reached, was overloaded, or broke.
+	// ErrUnavailable means: the server could not be reached, was overloaded, or broke.
 	ErrUnavailable = errors.New("the API server is unavailable")
-	// ErrMalformed: a stored object does not have the shape of its kind.
+	// ErrMalformed means: a stored object does not have the shape of its kind.
 	ErrMalformed = errors.New("the stored object is malformed")
 )
 
@@ -241,7 +241,7 @@ func (c *Client) Node(ctx context.Context, name string) (*corev1.Node, error) {
 
 // LeaseAnnotation returns one annotation of a Lease. ok is false if there is no
 // such Lease or annotation.
-func (c *Client) LeaseAnnotation(ctx context.Context, namespace, name, key string) (value string, ok bool, err error) {
+func (c *Client) LeaseAnnotation(ctx context.Context, namespace, name, key string) (string, bool, error) {
 	lease, err := c.core.CoordinationV1().Leases(namespace).Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return "", false, nil
@@ -249,6 +249,6 @@ func (c *Client) LeaseAnnotation(ctx context.Context, namespace, name, key strin
 	if err != nil {
 		return "", false, fmt.Errorf("get Lease %s/%s: %w", namespace, name, translate(err))
 	}
-	value, ok = lease.Annotations[key]
+	value, ok := lease.Annotations[key]
 	return value, ok, nil
 }

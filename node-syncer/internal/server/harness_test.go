@@ -2,8 +2,8 @@ package server_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/http"
 	"os"
@@ -100,13 +100,15 @@ type replica struct {
 // faults sits between a replica and the API server.
 type faults struct {
 	next http.RoundTripper
-	// inject may answer a request instead of the server; nil lets it through.
+	// inject may answer a request instead of the server; errPass lets it through.
 	inject atomic.Pointer[func(*http.Request) (*http.Response, error)]
 }
 
+var errPass = errors.New("let it through")
+
 func (f *faults) RoundTrip(r *http.Request) (*http.Response, error) {
 	if inject := f.inject.Load(); inject != nil {
-		if resp, err := (*inject)(r); resp != nil || err != nil {
+		if resp, err := (*inject)(r); !errors.Is(err, errPass) {
 			return resp, err
 		}
 	}
@@ -134,7 +136,7 @@ func startAt(t *testing.T, config *rest.Config) *replica {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := slog.New(slog.NewTextHandler(io.Discard, nil))
+	log := slog.New(slog.DiscardHandler)
 	store := syncer.NewStore(t.Name())
 	sync := syncer.NewSyncer(client, store, syncer.Lease{Namespace: "kube-system", Name: "eniplane-eni-allocator", Annotation: "eniplane.dev/epoch"}, log)
 	usage := syncer.NewUsage(client, store, log)

@@ -307,7 +307,7 @@ func TestFailedStatusWriteStopsThePool(t *testing.T) {
 		if q.Method == http.MethodPatch && strings.HasSuffix(q.URL.Path, "/status") {
 			return &http.Response{StatusCode: 500, Header: http.Header{"Content-Type": {"text/plain"}}, Body: io.NopCloser(strings.NewReader("broken")), Request: q}, nil
 		}
-		return nil, nil
+		return nil, errPass
 	})
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 	defer cancel()
@@ -342,12 +342,12 @@ func TestKilledBetweenWrites(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				if q.Method != http.MethodPatch {
-					return nil, nil
+					return nil, errPass
 				}
 				if left--; left < 0 {
 					return nil, errors.New("killed")
 				}
-				return nil, nil
+				return nil, errPass
 			})
 			generation++
 			s := snapshot(node.Name, uint64(round*4+k+1), generation, 1+(round+k)%4, (k*3)%5) //nolint:gosec // Small.

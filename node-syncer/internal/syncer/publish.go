@@ -20,11 +20,11 @@ import (
 )
 
 var (
-	// ErrStaleEpoch: the snapshot is of a write term that is over.
+	// ErrStaleEpoch means: the snapshot is of a write term that is over.
 	ErrStaleEpoch = errors.New("the snapshot's epoch is over")
-	// ErrStaleGeneration: a newer snapshot is stored.
+	// ErrStaleGeneration means: a newer snapshot is stored.
 	ErrStaleGeneration = errors.New("a newer snapshot is stored")
-	// ErrInstanceMismatch: the node is another instance.
+	// ErrInstanceMismatch means: the node is another instance.
 	ErrInstanceMismatch = errors.New("the node is another instance")
 )
 

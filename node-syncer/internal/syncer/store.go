@@ -21,11 +21,11 @@ import (
 )
 
 var (
-	// ErrNotReady: what exists has not been listed yet.
+	// ErrNotReady means: what exists has not been listed yet.
 	ErrNotReady = errors.New("the cluster has not been listed yet")
-	// ErrNodeUnknown: there is no such node, or it was never registered.
+	// ErrNodeUnknown means: there is no such node, or it was never registered.
 	ErrNodeUnknown = errors.New("no such node")
-	// ErrRevisionUnknown: the revision to resume from is not one of this process,
+	// ErrRevisionUnknown means: the revision to resume from is not one of this process,
 	// or too old.
 	ErrRevisionUnknown = errors.New("the revision to resume from is not known here")
 )
@@ -291,9 +291,9 @@ func (s *Store) WatchNode(name string) (*NodeWatch, error) {
 // Changed receives when Next may have something new.
 func (w *NodeWatch) Changed() <-chan struct{} { return w.signal }
 
-// Next returns the newest object; gone is true if the node that the watch was
-// opened for is no more.
-func (w *NodeWatch) Next() (object *ciliumnode.CiliumNode, gone bool) {
+// Next returns the newest object, and whether the node that the watch was opened
+// for is gone; then there is no object.
+func (w *NodeWatch) Next() (*ciliumnode.CiliumNode, bool) {
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()
 	e := w.store.nodes[w.name]
@@ -419,21 +419,26 @@ func (w *DemandWatch) Stop() {
 	delete(w.store.demand, w)
 }
 
-// report takes what an agent uses. It returns the object to write it to and
-// whether that is urgent: a watermark was crossed. stale is true if a newer
-// report was taken before.
-func (s *Store) report(name string, sequence uint64, used map[string]ciliumnode.Allocation, waiting uint32) (object *ciliumnode.CiliumNode, urgent, stale bool, err error) {
+// receipt is what became of a report.
+type receipt struct {
+	object *ciliumnode.CiliumNode // where it is to be written
+	urgent bool                   // a watermark was crossed
+}
+
+// report takes what an agent uses. Errors are ErrNotReady, ErrNodeUnknown and
+// ErrStaleReport.
+func (s *Store) report(name string, sequence uint64, used map[string]ciliumnode.Allocation, waiting uint32) (receipt, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.synced {
-		return nil, false, false, ErrNotReady
+		return receipt{}, ErrNotReady
 	}
 	e := s.nodes[name]
 	if e == nil || e.object == nil || e.object.Annotations[view.RegisteredAnnotation] != "true" {
-		return nil, false, false, fmt.Errorf("%w: %s was not registered", ErrNodeUnknown, name)
+		return receipt{}, fmt.Errorf("%w: %s was not registered", ErrNodeUnknown, name)
 	}
 	if sequence < e.sequence {
-		return e.object, false, true, nil
+		return receipt{}, fmt.Errorf("%w: %s", ErrStaleReport, name)
 	}
 	e.sequence = sequence
 	before := e.around.Used
@@ -442,13 +447,13 @@ func (s *Store) report(name string, sequence uint64, used map[string]ciliumnode.
 	}
 	free := func(used map[string]ciliumnode.Allocation) int { return len(e.object.Spec.IPAM.Pool) - len(used) }
 	pre := max(e.object.Spec.IPAM.PreAllocate, 1)
-	urgent = (free(before) < pre) != (free(used) < pre) || waiting > 0
+	urgent := (free(before) < pre) != (free(used) < pre) || waiting > 0
 	if usedEqual(before, used) && e.around.Waiting == waiting {
-		return e.object, urgent, false, nil
+		return receipt{e.object, urgent}, nil
 	}
 	e.around.Used, e.around.Waiting = used, waiting
 	s.touch(name, e)
-	return e.object, urgent, false, nil
+	return receipt{e.object, urgent}, nil
 }
 
 var _ kube.Handler = (*Store)(nil)

@@ -17,7 +17,7 @@ import (
 // one is urgent.
 const usageInterval = 5 * time.Second
 
-// ErrStaleReport: a newer report of the same node was taken before.
+// ErrStaleReport means: a newer report of the same node was taken before.
 var ErrStaleReport = errors.New("a newer report was taken before")
 
 // Usage writes what agents report to status.ipam.used: at once when a watermark
@@ -47,18 +47,15 @@ func NewUsage(client objects, store *Store, log *slog.Logger) *Usage {
 // else a little later. Errors are ErrNotReady, ErrNodeUnknown, ErrStaleReport,
 // and those of kube and ctx for an urgent one.
 func (u *Usage) Report(ctx context.Context, name string, sequence uint64, used map[string]ciliumnode.Allocation, waiting uint32) error {
-	object, urgent, stale, err := u.store.report(name, sequence, used, waiting)
+	got, err := u.store.report(name, sequence, used, waiting)
 	if err != nil {
 		return err
 	}
-	if stale {
-		return fmt.Errorf("%w: %s", ErrStaleReport, name)
-	}
-	if usedEqual(object.Status.IPAM.Used, used) {
+	if usedEqual(got.object.Status.IPAM.Used, used) {
 		return nil
 	}
 	u.mu.Lock()
-	if !urgent && time.Since(u.last[name]) < usageInterval {
+	if !got.urgent && time.Since(u.last[name]) < usageInterval {
 		u.queue[name] = used
 		u.mu.Unlock()
 		select {
