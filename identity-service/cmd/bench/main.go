@@ -6,7 +6,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -66,10 +65,10 @@ func run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// start runs the service in this process and returns its address and that of
+// start runs the service in this process and returns its address, and that of
 // its etcd.
-func start(ctx context.Context, group *errgroup.Group, dir string) (target, endpoint string, err error) {
-	logger := slog.New(slog.NewJSONHandler(io.Discard, nil))
+func start(ctx context.Context, group *errgroup.Group, dir string) (string, string, error) {
+	logger := slog.New(slog.DiscardHandler)
 	registry := prometheus.NewRegistry()
 	srv, err := rpc.NewServer(rpc.ServerConfig{
 		Listen: "127.0.0.1:0", HealthListen: "127.0.0.1:0", MetricsListen: "127.0.0.1:0", MaxRecvBytes: 20 << 20, GracePeriod: time.Second,

@@ -228,19 +228,16 @@ func watchHealth(ctx context.Context, store *etcd.Store, srv *rpc.Server) error 
 	}
 	report(false)
 	pause := 10 * time.Millisecond // It takes a moment to read the store.
-	for {
-		err := store.Barrier(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		report(err == nil)
-		if err == nil {
+	for ctx.Err() == nil {
+		ok := store.Barrier(ctx) == nil
+		report(ok)
+		if ok {
 			pause = every
 		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(pause):
 		}
 	}
+	return nil
 }

@@ -289,8 +289,9 @@ func TestListPages(t *testing.T) {
 	n.acquire("p", want...)
 	n.acquire("old", "10.0.100.0/24", "fd00::/8")
 	n.release("old")
-	list := func(req *identityv1.ListIdentitiesRequest) (got []string) {
+	list := func(req *identityv1.ListIdentitiesRequest) []string {
 		t.Helper()
+		var got []string
 		for {
 			resp, err := n.on.ListIdentities(t.Context(), req)
 			if err != nil {

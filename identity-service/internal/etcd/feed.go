@@ -25,23 +25,27 @@ const formatVersion = 1
 // returns ErrForeign if the store is not, or no longer, ours; every other
 // trouble is tried again.
 func (s *Store) Run(ctx context.Context) error {
-	pause := 100 * time.Millisecond
-	for {
+	const shortest, longest = 100 * time.Millisecond, 5 * time.Second
+	pause := shortest
+	for ctx.Err() == nil {
+		begin := time.Now()
 		err := s.follow(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if errors.Is(err, ErrForeign) {
 			return err
 		}
-		s.logger.WarnContext(ctx, "following the store ended, trying again", slog.Any(telemetry.KeyError, err))
+		if ctx.Err() == nil {
+			s.logger.WarnContext(ctx, "following the store ended, trying again", slog.Any(telemetry.KeyError, err))
+		}
+		if time.Since(begin) > longest {
+			pause = shortest // It went well for a while.
+		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(pause):
 		}
-		pause = min(2*pause, 5*time.Second)
+		pause = min(2*pause, longest)
 	}
+	return nil
 }
 
 // follow goes on where the index is, or reads everything first.

@@ -17,7 +17,7 @@ import (
 	"go.etcd.io/etcd/server/v3/etcdserver/api/v3client"
 )
 
-// ErrLocked: another process uses the data directory.
+// ErrLocked says that another process uses the data directory.
 var ErrLocked = errors.New("another process uses the data directory")
 
 // ServerConfig is where an etcd inside this process keeps its data.

@@ -22,14 +22,14 @@ import (
 )
 
 var (
-	// ErrUnavailable: etcd did not answer, has no quorum, or we are not up to
+	// ErrUnavailable says that etcd did not answer, has no quorum, or we are not up to
 	// date with it. What was asked may or may not have happened.
 	ErrUnavailable = errors.New("the store is unavailable")
-	// ErrFull: etcd is out of space.
+	// ErrFull says that etcd is out of space.
 	ErrFull = errors.New("the store is full")
-	// ErrNotReady: the store has not been read yet.
+	// ErrNotReady says that the store has not been read yet.
 	ErrNotReady = errors.New("the store has not been read yet")
-	// ErrForeign: what is in the store was not written by this service, or not
+	// ErrForeign says that what is in the store was not written by this service, or not
 	// with these settings, or is another ledger than a moment ago.
 	ErrForeign = errors.New("the store is not ours")
 )

@@ -106,9 +106,11 @@ func (x *Index) standing(c Cursor) Standing {
 	}
 }
 
-// Merge adds changes of a scope up to one. relevant is false if none of them
+// Merge adds changes of a scope up to one. It returns false if none of them
 // concerns it. The revision is that of the last one that does.
-func Merge(changes []Change, scope ledger.SessionID) (merged Change, relevant bool) {
+func Merge(changes []Change, scope ledger.SessionID) (Change, bool) {
+	var merged Change
+	relevant := false
 	ups, downs := make(map[ledger.Grant]struct{}), make(map[ledger.Grant]struct{})
 	for _, c := range changes {
 		up, down := c.Up, c.Down

@@ -120,7 +120,8 @@ type Filter struct {
 
 // List returns up to limit identities that come after a prefix, in order, and
 // whether there are more. The zero Prefix is before all.
-func (x *Index) List(after netip.Prefix, limit int, f Filter, maxHolders int) (page []Identity, more bool) {
+func (x *Index) List(after netip.Prefix, limit int, f Filter, maxHolders int) ([]Identity, bool) {
+	var page []Identity
 	x.mu.Lock() // ordered merges.
 	entries := x.world.ordered()
 	x.mu.Unlock()

@@ -284,8 +284,8 @@ func (w *world) applyHolding(r Holding) *Change {
 }
 
 // difference returns what only a has, and what only b has. Either may be nil.
-func difference(a, b *set) (onlyA, onlyB []*entry) {
-	var as, bs []*entry
+func difference(a, b *set) ([]*entry, []*entry) {
+	var as, bs, onlyA, onlyB []*entry
 	if a != nil {
 		as = a.entries
 	}

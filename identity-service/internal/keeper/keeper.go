@@ -18,7 +18,7 @@ import (
 	"github.com/eniplane/eniplane/identity-service/internal/ledger"
 )
 
-// ErrContended: others changed the same keys each time that we tried.
+// ErrContended says that others changed the same keys each time that we tried.
 var ErrContended = errors.New("the store is contended")
 
 const (

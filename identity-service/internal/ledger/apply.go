@@ -205,7 +205,7 @@ func storeSet(s State, op StoreSet) (State, []Event, error) {
 		}
 	}
 	s.SetStored = true
-	return s, []Event{SetStored{Set: op.Set}}, nil
+	return s, []Event{SetStored(op)}, nil
 }
 
 // fence refuses a caller whose session is not, or no longer, this one.

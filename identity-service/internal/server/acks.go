@@ -21,7 +21,7 @@ type acks struct {
 }
 
 // record notes an acknowledgement and reports whether the node begins to fail.
-func (a *acks) record(id ledger.SessionID, now ack) (begins bool) {
+func (a *acks) record(id ledger.SessionID, now ack) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	before := a.of[id]
