@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/klog/v2"
 
 	nodev1 "github.com/eniplane/eniplane/gen/eniplane/node/v1"
 	"github.com/eniplane/eniplane/internal/program"
@@ -81,6 +82,7 @@ func Spec() program.Spec {
 }
 
 func build(_ context.Context, config Config, env *program.Env) (func(context.Context) error, error) {
+	klog.SetSlogLogger(env.Logger) // What client-go has to say becomes JSON, too.
 	restConfig, err := config.rest()
 	if err != nil {
 		return nil, err
