@@ -113,7 +113,7 @@ func Spec() program.Spec {
 		Name:  "identity-service",
 		Short: "Gives every CIDR of a cluster one number and remembers who holds it",
 		Defaults: rpc.ServerConfig{
-			Listen: "127.0.0.1:7430", HealthListen: "127.0.0.1:7431", MetricsListen: "127.0.0.1:7432",
+			Listen: ":7430", HealthListen: ":7431", MetricsListen: ":7432",
 			MaxRecvBytes: 20 << 20,
 		},
 		AddFlags: config.AddFlags,
