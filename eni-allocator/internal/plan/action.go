@@ -53,8 +53,7 @@ type CreateENI struct {
 	// Token makes a repetition harmless; a successor computes the same.
 	Token       string
 	Description string
-	// Tags are all tags but the time of creation, which the executor adds.
-	Tags map[string]string
+	Tags        map[string]string
 }
 
 // AttachENI attaches an ENI to the instance.

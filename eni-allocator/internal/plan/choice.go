@@ -9,11 +9,10 @@ import (
 	"github.com/eniplane/eniplane/internal/reason"
 )
 
-// chooseSubnet picks the subnet of a new ENI that shall take up to want
-// addresses, its primary one included. Subnets that were chosen explicitly bind;
-// otherwise the node's own comes first, then those that route like it, then any
-// in the zone, each time the one with the most room.
-func chooseSubnet(r Reading, d Demand, want int, now time.Time) (Subnet, []Rejected, *Blocked) {
+// chooseSubnet picks the subnet of a new ENI. Subnets that were chosen explicitly
+// bind; otherwise the node's own comes first if a whole ENI fits, then those that
+// route like it, then any in the zone, each time the one with the most room.
+func chooseSubnet(r Reading, d Demand, now time.Time) (Subnet, []Rejected, *Blocked) {
 	subnets := slices.SortedFunc(slices.Values(r.Subnets), func(a, b Subnet) int { return cmp.Compare(a.ID, b.ID) })
 	here := func(s Subnet) bool { return s.VPC == r.Instance.VPC && s.Zone == r.Instance.Zone }
 
@@ -33,8 +32,7 @@ func chooseSubnet(r Reading, d Demand, want int, now time.Time) (Subnet, []Rejec
 		own := cmp.Or(d.NodeSubnet, r.Instance.Subnet)
 		table := tableOf(r, own)
 		tiers = [][]Subnet{
-			// Its own only if it has all that is wanted: siblings may have more.
-			only(subnets, func(s Subnet) bool { return here(s) && s.ID == own && s.room(now) >= want }),
+			only(subnets, func(s Subnet) bool { return here(s) && s.ID == own && s.room(now) >= r.Limits.IPv4 }),
 			only(subnets, func(s Subnet) bool { return here(s) && table != "" && tableOf(r, s.ID) == table }),
 			only(subnets, here),
 		}
@@ -132,13 +130,13 @@ func chooseGroups(r Reading, d Demand) ([]GroupID, *Blocked) {
 			return nil, &Blocked{reason.SecurityGroupNoMatch, fmt.Sprintf("no security group in %s has the tags %s", r.Instance.VPC, tagText(d.GroupTags))}
 		}
 	default:
-		for _, e := range r.ENIs {
-			if e.Instance == r.Instance.ID && e.Index == 0 && e.Card == 0 {
-				found = slices.Clone(e.Groups)
-			}
+		at := slices.IndexFunc(r.ENIs, func(e ENI) bool { return e.Instance == r.Instance.ID && e.Index == 0 && e.Card == 0 })
+		if at < 0 {
+			return nil, &Blocked{reason.ReadingStale, "the primary interface, whose security groups a new one gets, is not seen yet"}
 		}
+		found = slices.Clone(r.ENIs[at].Groups)
 		if len(found) == 0 {
-			return nil, &Blocked{reason.SecurityGroupNoMatch, "the security groups of the primary interface are not known"}
+			return nil, &Blocked{reason.SecurityGroupNoMatch, fmt.Sprintf("the primary interface %s has no security group", r.ENIs[at].ID)}
 		}
 	}
 	slices.Sort(found)

@@ -49,6 +49,9 @@ type Demand struct {
 	// Attempt is how many ENIs made for the present set of attachments are known
 	// to be gone: it keeps EC2 from answering with one of those again.
 	Attempt int
+	// IntentSince is when the present creation was first asked for, so that a
+	// repetition is the same to the letter. Zero means now.
+	IntentSince time.Time
 	// TakenIndexes are device indexes that EC2 refused though no ENI is seen there.
 	TakenIndexes []int
 	// SuspendedUntil is until when nothing is done because EC2 said that the

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // The tags by which an ENI is its own record. Whatever lacks them is not ours,
@@ -51,7 +52,8 @@ func Token(nodeUID string, instance InstanceID, attached []ENIID, attempt int) s
 	return "eniplane-" + hex.EncodeToString(h.Sum(nil)[:24])
 }
 
-func tagsOf(d Demand, p Policy, instance InstanceID, token string) map[string]string {
+// tagsOf are the tags of a new ENI. Ours win over those of the policy.
+func tagsOf(d Demand, p Policy, instance InstanceID, token string, now time.Time) map[string]string {
 	tags := maps.Clone(p.Tags)
 	if tags == nil {
 		tags = make(map[string]string)
@@ -60,6 +62,11 @@ func tagsOf(d Demand, p Policy, instance InstanceID, token string) map[string]st
 	tags[TagNodeUID] = d.NodeUID
 	tags[TagInstance] = string(instance)
 	tags[TagIntent] = token
+	since := d.IntentSince
+	if since.IsZero() {
+		since = now
+	}
+	tags[TagCreated] = since.UTC().Format(time.RFC3339)
 	return tags
 }
 

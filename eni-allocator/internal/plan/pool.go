@@ -25,7 +25,7 @@ func Pool(r Reading, d Demand, p Policy, now time.Time) Plan {
 	case now.Before(d.SuspendedUntil):
 		plan.RetryAt = d.SuspendedUntil
 		return plan.blocked(reason.InstanceNotRunning, "EC2 said that instance %s is not running; tried again after %s", r.Instance.ID, d.SuspendedUntil.UTC().Format(time.RFC3339))
-	case !r.Limits.known():
+	case !r.Limits.Known():
 		return plan.blocked(reason.InstanceTypeUnknown, "the limits of instance type %q are not known", r.Instance.Type)
 	}
 
@@ -40,7 +40,7 @@ func Pool(r Reading, d Demand, p Policy, now time.Time) Plan {
 			plan.RetryAt = s.earliestSkip(now)
 		}
 	} else {
-		plan.Actions = append(plan.Actions, s.tidy("no address is missing")...)
+		plan.Actions = append(plan.Actions, s.tidy(everySpare, "no address is missing")...)
 	}
 	if plan.Blocked == nil {
 		plan.Blocked = s.ceiling()
@@ -61,6 +61,7 @@ type standing struct {
 	policy   Policy
 	marks    Watermarks
 	deficit  int   // missing, whatever the ceilings
+	assigned int   // by this plan, on attached ENIs
 	amount   int   // asked for when asking anyway: needed, slack and surge
 	attached []ENI // to the instance, by device index
 	managed  []ENI // those of them that give addresses
@@ -122,7 +123,7 @@ func stand(r Reading, d Demand, p Policy) standing {
 // Each slot carries an ENI, whose primary address is not for pods unless the
 // node says so; a prefix that is there already gives 16 for one.
 func capacity(l Limits, slots int, managed []ENI, primary bool) int {
-	if !l.known() {
+	if !l.Known() {
 		return 0
 	}
 	each := l.IPv4 - 1
@@ -138,7 +139,7 @@ func capacity(l Limits, slots int, managed []ENI, primary bool) int {
 
 // excluded tells whether an attached ENI gives no addresses.
 func excluded(e ENI, first int, tags map[string]string) bool {
-	return e.Malformed != "" || e.Index < first || e.Card != 0 || (e.Type != "" && e.Type != "interface") || carries(e.Tags, tags)
+	return e.Malformed != "" || e.Managed || e.Index < first || e.Card != 0 || (e.Type != "" && e.Type != "interface") || carries(e.Tags, tags)
 }
 
 // reckon computes what is needed, and what binds it.
@@ -153,7 +154,7 @@ func (s *standing) reckon() {
 	} else {
 		s.capBy = Blocked{reason.OutOfENIs, fmt.Sprintf("the instance has %d of at most %d addresses on %d interfaces", s.Available, s.Capacity, s.reading.Limits.Interfaces)}
 	}
-	if s.reading.Limits.known() {
+	if s.reading.Limits.Known() {
 		for _, w := range []struct {
 			name  string
 			value int
@@ -215,10 +216,9 @@ func (s *standing) settle() []Action {
 // is, and why each ENI could not give it.
 func (s *standing) assign(now time.Time) ([]Action, int, []Rejected) {
 	needed, amount := s.Needed, s.amount
-	free := make(map[SubnetID]int)
-	for _, n := range s.reading.Subnets {
-		free[n.ID] = n.room(now)
-	}
+	// What is assigned here is no longer there for a new ENI.
+	subnets := slices.Clone(s.reading.Subnets)
+	s.reading.Subnets = subnets
 	var actions []Action
 	var rejected []Rejected
 	for _, e := range s.managed {
@@ -227,27 +227,32 @@ func (s *standing) assign(now time.Time) ([]Action, int, []Rejected) {
 		}
 		taken := len(e.Addresses) + len(e.Prefixes)
 		room := s.reading.Limits.IPv4 - 1 - taken
-		subnet, known := free[e.Subnet]
+		at := slices.IndexFunc(subnets, func(n Subnet) bool { return n.ID == e.Subnet })
 		switch {
+		case e.Leaving:
+			rejected = append(rejected, Rejected{string(e.ID), reason.ReadingStale, "EC2 is detaching it"})
+			continue
 		case room <= 0:
 			rejected = append(rejected, Rejected{string(e.ID), reason.OutOfENIs, fmt.Sprintf("%d of %d slots are taken", taken+1, s.reading.Limits.IPv4)})
 			continue
-		case !known:
+		case at < 0:
 			rejected = append(rejected, Rejected{string(e.ID), reason.CIDRUnknown, fmt.Sprintf("its subnet %s is not known", e.Subnet)})
 			continue
-		case subnet <= 0:
+		case subnets[at].room(now) <= 0:
 			rejected = append(rejected, Rejected{string(e.ID), reason.SubnetFull, fmt.Sprintf("its subnet %s has no free address", e.Subnet)})
 			continue
 		}
-		n := min(room, subnet, amount)
+		left := subnets[at].room(now)
+		n := min(room, left, amount)
 		actions = append(actions, AssignAddresses{
 			Why: Why{
-				Grounds:  fmt.Sprintf("%d addresses are missing; %s has %d free slots and its subnet %d free addresses", s.Needed, e.ID, room, subnet),
+				Grounds:  fmt.Sprintf("%d addresses are missing; %s has %d free slots and its subnet %d free addresses", s.Needed, e.ID, room, left),
 				Rejected: slices.Clone(rejected),
 			},
 			ENI: e.ID, Subnet: e.Subnet, Count: n,
 		})
-		free[e.Subnet] -= n
+		subnets[at].Free -= n
+		s.assigned += n
 		needed -= n
 		amount -= n
 	}
@@ -259,13 +264,7 @@ func (s *standing) assign(now time.Time) ([]Action, int, []Rejected) {
 func (s *standing) widen(missing int, rejected []Rejected, now time.Time) ([]Action, *Blocked) {
 	index, ok := s.freeIndex()
 	if s.EmptySlots == 0 || !ok {
-		message := fmt.Sprintf("%d addresses are missing, every attached ENI is full or cannot grow, and all %d interfaces are taken", missing, s.reading.Limits.Interfaces)
-		for _, why := range rejected {
-			if why.Reason == reason.SubnetFull {
-				return s.tidy("no slot is empty"), &Blocked{reason.SubnetFull, fmt.Sprintf("%d addresses are missing: %s: %s; all %d interfaces are taken", missing, why.Option, why.Message, s.reading.Limits.Interfaces)}
-			}
-		}
-		return s.tidy("no slot is empty"), &Blocked{reason.OutOfENIs, message}
+		return s.tidy(everySpare, "no slot is empty"), s.noSlot(missing, rejected)
 	}
 
 	if e, ok := s.adoptable(); ok {
@@ -278,13 +277,15 @@ func (s *standing) widen(missing int, rejected []Rejected, now time.Time) ([]Act
 	if s.demand.UsePrimary {
 		count = min(s.reading.Limits.IPv4-1, extra-1)
 	}
+	// What was made before and does not fit goes before another is made.
+	unfit := s.tidy(func(e ENI) bool { return !s.fits(e) }, "does not fit")
 	groups, blocked := chooseGroups(s.reading, s.demand)
 	if blocked != nil {
-		return nil, blocked
+		return unfit, blocked
 	}
-	subnet, others, blocked := chooseSubnet(s.reading, s.demand, count+1, now)
+	subnet, others, blocked := chooseSubnet(s.reading, s.demand, now)
 	if blocked != nil {
-		return nil, blocked
+		return unfit, blocked
 	}
 	count = min(count, subnet.room(now)-1)
 	var ids []ENIID
@@ -301,9 +302,20 @@ func (s *standing) widen(missing int, rejected []Rejected, now time.Time) ([]Act
 		},
 		Subnet: subnet.ID, Groups: groups, Count: count, Token: token,
 		Description: fmt.Sprintf("eniplane %s (%s)", s.demand.Node, instance),
-		Tags:        tagsOf(s.demand, s.policy, instance, token),
+		Tags:        tagsOf(s.demand, s.policy, instance, token, now),
 	}
-	return append([]Action{create}, s.attachment(Why{Grounds: "it was made for this instance"}, "", index)...), nil
+	return append(append(unfit, create), s.attachment(Why{Grounds: "it was made for this instance"}, "", index)...), nil
+}
+
+// noSlot says why a node without an empty slot lacks addresses: an attached ENI
+// that has room and cannot grow tells more than that the others are full.
+func (s *standing) noSlot(missing int, rejected []Rejected) *Blocked {
+	for _, why := range rejected {
+		if why.Reason != reason.OutOfENIs {
+			return &Blocked{why.Reason, fmt.Sprintf("%d addresses are missing, and of %s: %s; no slot for another ENI is empty", missing, why.Option, why.Message)}
+		}
+	}
+	return &Blocked{reason.OutOfENIs, fmt.Sprintf("%d addresses are missing; every ENI is full and no slot of %d is empty", missing, s.reading.Limits.Interfaces)}
 }
 
 func (s *standing) attachment(why Why, id ENIID, index int) []Action {
@@ -325,14 +337,21 @@ func (s *standing) adoptable() (ENI, bool) {
 }
 
 func (s *standing) fits(e ENI) bool {
-	return e.VPC == s.reading.Instance.VPC && e.Zone == s.reading.Instance.Zone &&
+	return s.Available+s.assigned+len(e.Usable(s.demand.UsePrimary)) <= s.marks.Max &&
+		e.VPC == s.reading.Instance.VPC && e.Zone == s.reading.Instance.Zone &&
 		len(e.Addresses)+len(e.Prefixes) < s.reading.Limits.IPv4 && !carries(e.Tags, s.demand.ExcludeTags)
 }
 
-// tidy deletes our ENIs that are attached nowhere and not wanted.
-func (s *standing) tidy(why string) []Action {
+// everySpare is for tidy.
+func everySpare(ENI) bool { return true }
+
+// tidy deletes those of our ENIs that are attached nowhere and not wanted.
+func (s *standing) tidy(which func(ENI) bool, why string) []Action {
 	var actions []Action
 	for _, e := range s.orphans {
+		if !which(e) {
+			continue
+		}
 		actions = append(actions, DeleteENI{Why{Grounds: fmt.Sprintf("%s was made for this instance, is attached nowhere, and %s", e.ID, why)}, e.ID})
 	}
 	return actions
@@ -362,5 +381,7 @@ func (s *standing) earliestSkip(now time.Time) time.Time {
 	return first
 }
 
-// Gives tells whether pods may have addresses of an ENI of the node.
-func Gives(e ENI, d Demand, p Policy) bool { return !excluded(e, d.first(p), d.ExcludeTags) }
+// Gives tells whether pods may have the addresses of an ENI of the node.
+func Gives(e ENI, d Demand, p Policy) bool {
+	return e.Instance != "" && !excluded(e, d.first(p), d.ExcludeTags)
+}

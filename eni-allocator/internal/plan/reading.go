@@ -37,9 +37,9 @@ type Limits struct {
 	IPv4 int
 }
 
-// known tells whether the limits can be reckoned with. Unknown ones never mean
+// Known tells whether the limits can be reckoned with. Unknown ones never mean
 // "unlimited".
-func (l Limits) known() bool { return l.Interfaces > 0 && l.IPv4 > 0 }
+func (l Limits) Known() bool { return l.Interfaces > 0 && l.IPv4 > 0 }
 
 // InstanceState is where an instance is in its life, in EC2's words.
 type InstanceState string
@@ -81,13 +81,19 @@ type ENI struct {
 	Groups    []GroupID
 	Tags      map[string]string
 
-	// Instance is where it is attached. Empty means nowhere, and then the four
+	// Managed is whether an AWS service keeps it for itself.
+	Managed bool
+
+	// Instance is where it is attached. Empty means nowhere, and then the five
 	// fields below mean nothing.
 	Instance            InstanceID
 	Attachment          AttachmentID
 	Index               int
 	Card                int
 	DeleteOnTermination bool
+	// Leaving is whether EC2 is detaching it: it still takes its slot, and gets
+	// no more addresses.
+	Leaving bool
 
 	// Malformed says what of EC2's description could not be understood. Such an
 	// ENI takes its slot and gives no addresses. Empty means that nothing is
@@ -164,6 +170,14 @@ type RouteTable struct {
 	VPC     VPCID
 	Main    bool
 	Subnets []SubnetID
+}
+
+// Network is what is around the instances of some VPCs.
+type Network struct {
+	VPCs    []VPC
+	Subnets []Subnet
+	Groups  []SecurityGroup
+	Tables  []RouteTable
 }
 
 // Reading is what is known of one instance and of the network around it, at one
