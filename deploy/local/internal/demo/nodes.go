@@ -33,7 +33,9 @@ func (s state) settled() bool {
 // preAllocate is what the stack's agents want free at least.
 const preAllocate = 2
 
-func (s state) counts() (used, free int) {
+// counts returns how many addresses are used, and how many of the pool free.
+func (s state) counts() (int, int) {
+	used, free := 0, 0
 	for _, ip := range s.ips {
 		switch {
 		case ip.GetOwner() != "":

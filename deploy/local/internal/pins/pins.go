@@ -147,5 +147,5 @@ func isBPF(path string) (bool, error) {
 	if err := unix.Statfs(path, &s); err != nil {
 		return false, &fs.PathError{Op: "statfs", Path: path, Err: err}
 	}
-	return int64(s.Type) == unix.BPF_FS_MAGIC, nil
+	return s.Type == unix.BPF_FS_MAGIC, nil
 }

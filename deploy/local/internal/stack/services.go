@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
 
 	agentv1 "github.com/eniplane/eniplane/gen/eniplane/agent/v1"
 	eniv1 "github.com/eniplane/eniplane/gen/eniplane/eni/v1"
@@ -162,13 +163,20 @@ func (s *Stack) agent(n Node, rec NodeRecord, kubeconfig, pin string) *managed {
 		args = append(args, "--restore-deadline="+s.cfg.RestoreDeadline.String())
 	}
 	return &managed{
-		name: AgentOf(n.Name), binary: agentAccount, service: agentv1.AgentService_ServiceDesc.ServiceName, args: args,
+		name: AgentOf(n.Name), binary: agentAccount, args: args, ready: hasRouter,
 		socket: strings.TrimPrefix(rec.Socket, "unix://"),
 		env: environment(
 			"AWS_EC2_METADATA_SERVICE_ENDPOINT="+rec.IMDS,
 			"AWS_REGION="+Region,
 		),
 	}
+}
+
+// hasRouter tells whether an agent has the first address of its pool: from then
+// on everything between it and EC2 works.
+func hasRouter(ctx context.Context, conn *grpc.ClientConn) bool {
+	status, err := agentv1.NewAgentServiceClient(conn).GetStatus(ctx, &agentv1.GetStatusRequest{})
+	return err == nil && status.GetRouterAddress() != ""
 }
 
 // socketFolder is the folder in the run folder, or a new one elsewhere if that

@@ -37,10 +37,13 @@ const anyPort = "127.0.0.1:0"
 type managed struct {
 	name    string // unique in the stack, and the name of its log
 	binary  string
-	service string // its gRPC service, whose health says whether it is ready
-	args    []string
-	env     []string
-	socket  string // path of the unix socket that it listens on; empty for TCP
+	service string // whose health says whether it is ready; empty for the whole program's
+	// ready is asked, on a connection to the program, once it is healthy. Nil
+	// means that healthy is enough.
+	ready  func(context.Context, *grpc.ClientConn) bool
+	args   []string
+	env    []string
+	socket string // path of the unix socket that it listens on; empty for TCP
 
 	ports Ports // what it listens on, once known; a restart takes the same
 	child *child.Process
@@ -201,6 +204,21 @@ func (s *supervisor) awaitHealth(ctx context.Context, p *managed, portsFile stri
 	})
 	if err != nil {
 		return fmt.Errorf("%s: health: %w", p.name, err)
+	}
+	return s.awaitReady(ctx, p)
+}
+
+func (s *supervisor) awaitReady(ctx context.Context, p *managed) error {
+	if p.ready == nil {
+		return nil
+	}
+	conn, err := grpc.NewClient(p.ports.GRPC, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return fmt.Errorf("%s: %w", p.name, err)
+	}
+	defer func() { _ = conn.Close() }()
+	if err := s.poll(ctx, p.child, func() bool { return p.ready(ctx, conn) }); err != nil {
+		return fmt.Errorf("%s: ready: %w", p.name, err)
 	}
 	return nil
 }

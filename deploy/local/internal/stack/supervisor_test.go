@@ -24,10 +24,13 @@ func actProgram(how string) int {
 		Defaults: rpc.ServerConfig{Listen: anyPort, HealthListen: anyPort, MetricsListen: anyPort},
 		New: func(_ context.Context, env *program.Env) (func(context.Context) error, error) {
 			env.Server.SetServing(opsv1.OpsService_ServiceDesc.ServiceName, how == "serve")
-			if how != "end" {
-				return nil, nil
-			}
-			return func(context.Context) error { return errors.New("had enough") }, nil
+			return func(ctx context.Context) error {
+				if how == "end" {
+					return errors.New("had enough")
+				}
+				<-ctx.Done()
+				return nil
+			}, nil
 		},
 	}
 	return program.Main(spec)
