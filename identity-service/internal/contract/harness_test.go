@@ -104,7 +104,7 @@ func execEtcd(dir, path string) (*clientv3.Client, func(), error) {
 			return nil, nil, err
 		}
 	}
-	cmd := exec.Command(path, "--data-dir", filepath.Join(dir, "data"), "--log-level", "error",
+	cmd := exec.Command(path, "--data-dir", filepath.Join(dir, "data"), "--log-level", "error", "--max-txn-ops", "1024",
 		"--listen-client-urls", urls[0], "--advertise-client-urls", urls[0],
 		"--listen-peer-urls", urls[1], "--initial-advertise-peer-urls", urls[1], "--initial-cluster", "default="+urls[1])
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
