@@ -110,35 +110,52 @@ func (s *Store) ensureMeta(ctx context.Context) error {
 	return nil
 }
 
+// segment is a part of the keys, and how many of them are read at once. etcd
+// counts all that are left for every page, so pages are as big as the values
+// allow: parts of sets have up to 150 kB, numbers some dozen bytes.
+type segment struct {
+	from, to string
+	page     int64
+}
+
+// segments are everything under Root, without a gap, so that keys that nobody
+// writes are found, too.
+func segments() []segment {
+	var out []segment
+	at := Root
+	for _, dir := range []segment{{dirHolding, "", 5000}, {dirNumber, "", 50000}, {dirPrefix, "", 50000}, {dirSet, "", 200}, {dirSession, "", 5000}} {
+		dir.to = clientv3.GetPrefixRangeEnd(dir.from)
+		out = append(out, segment{at, dir.from, 1000}, dir)
+		at = dir.to
+	}
+	return append(out, segment{at, clientv3.GetPrefixRangeEnd(Root), 1000})
+}
+
 // load reads everything at one revision.
 func (s *Store) load(ctx context.Context) error {
-	const page = 5000
 	var (
 		records  []index.Record
 		revision int64
 	)
-	from, end := Root, clientv3.GetPrefixRangeEnd(Root)
-	for {
-		opts := []clientv3.OpOption{clientv3.WithRange(end), clientv3.WithLimit(page), clientv3.WithSort(clientv3.SortByKey, clientv3.SortAscend)}
-		if revision != 0 {
-			opts = append(opts, clientv3.WithRev(revision))
+	for _, part := range segments() {
+		for from := part.from; from != ""; {
+			limited, cancel := s.limit(ctx)
+			resp, err := s.kv.Get(limited, from, clientv3.WithRange(part.to), clientv3.WithLimit(part.page), clientv3.WithRev(revision))
+			cancel()
+			if err != nil {
+				return translate(ctx, err)
+			}
+			if revision == 0 {
+				revision = resp.Header.Revision
+			}
+			for _, kv := range resp.Kvs {
+				records = append(records, decode(kv, false))
+			}
+			from = ""
+			if resp.More {
+				from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+			}
 		}
-		limited, cancel := s.limit(ctx)
-		resp, err := s.kv.Get(limited, from, opts...)
-		cancel()
-		if err != nil {
-			return translate(ctx, err)
-		}
-		if revision == 0 {
-			revision = resp.Header.Revision
-		}
-		for _, kv := range resp.Kvs {
-			records = append(records, decode(kv, false))
-		}
-		if !resp.More {
-			break
-		}
-		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
 	s.index.Reset(revision, records)
 	s.report(ctx)
