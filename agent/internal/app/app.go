@@ -72,6 +72,7 @@ type agent struct {
 	imds      *imds.Client
 	kube      *kube.Client // nil without an API server
 	server    *server.Server
+	fatal     chan error // takes what the agent can not go on with
 	syncer    *grpc.ClientConn
 	allocator *grpc.ClientConn
 	identity  *grpc.ClientConn
@@ -89,6 +90,7 @@ func newAgent(ctx context.Context, config Config, env *program.Env) (_ *agent, e
 		tracer: env.TracerProvider.Tracer("github.com/eniplane/eniplane/agent"),
 		board:  condition.NewBoard(time.Now),
 		imds:   imds.New(config.IMDSEndpoint),
+		fatal:  make(chan error, 1),
 	}
 	defer func() {
 		if err != nil {
@@ -225,6 +227,14 @@ func (a *agent) parts(ctx context.Context, me self, folder *checkpoint.Folder) e
 	} {
 		g.Go(func() error { return run(ctx) })
 	}
+	g.Go(func() error {
+		select {
+		case err := <-a.fatal:
+			return err
+		case <-ctx.Done():
+			return nil
+		}
+	})
 	if a.kube != nil {
 		g.Go(func() error {
 			return a.kube.WatchPolicies(ctx, sink{wish: w, board: a.board, tracer: a.tracer}, a.logger)
@@ -257,12 +267,18 @@ func (a *agent) wish(ctx context.Context, me self, folder *checkpoint.Folder) (*
 }
 
 // registration is what the node registers with. If the instance is known from a
-// checkpoint only, the metadata service is asked once more.
+// checkpoint only, the metadata service is asked once more; if it names another
+// instance the agent ends, to begin anew as that one.
 func (a *agent) registration(ctx context.Context, me self) (*nodev1.RegisterNodeRequest, error) {
 	if now, err := a.imds.Read(ctx); err == nil {
 		a.board.Depend(metadataService, nil)
 		if now.ID != me.Instance.ID {
-			return nil, fmt.Errorf("%w: %s, not %s; restart the agent", errOtherInstance, now.ID, me.Instance.ID)
+			err := fmt.Errorf("%w: %s, not %s", errOtherInstance, now.ID, me.Instance.ID)
+			select {
+			case a.fatal <- err:
+			default:
+			}
+			return nil, err
 		}
 	}
 	i := me.Instance

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/eniplane/eniplane/agent/internal/checkpoint"
 	"github.com/eniplane/eniplane/agent/internal/condition"
@@ -27,6 +28,10 @@ const (
 
 // metadataService is the name of the metadata service as a dependency.
 const metadataService = "instance-metadata"
+
+// patience is how long a node that knows itself from before waits for the
+// metadata service, which answers within milliseconds if it does.
+const patience = 500 * time.Millisecond
 
 // self is what is known of the node that the agent runs on.
 type self struct {
@@ -51,7 +56,12 @@ func findSelf(ctx context.Context, config Config, client *imds.Client, board *co
 	}
 	before, remembered := remember(config, boot)
 	for pause := retry.First; ; {
-		instance, err := client.Read(ctx)
+		asking, cancel := ctx, context.CancelFunc(func() {})
+		if remembered {
+			asking, cancel = context.WithTimeout(ctx, patience)
+		}
+		instance, err := client.Read(asking)
+		cancel()
 		board.Depend(metadataService, err)
 		if err == nil || remembered {
 			me := before

@@ -326,6 +326,7 @@ func (c *Client) away(ctx context.Context, err error) {
 	if c.Board.Depend(Service, err) {
 		c.Logger.WarnContext(ctx, "the identity service is away", telemetry.KeyError, err.Error())
 	}
+	c.Wish.Away(err)
 	c.Board.Set(reason.ServiceAway, Service, "new prefixes wait for their numbers; what is in the map stays")
 }
 
@@ -333,6 +334,7 @@ func (c *Client) there(ctx context.Context) {
 	if c.Board.Depend(Service, nil) {
 		c.Logger.InfoContext(ctx, "the identity service is there")
 	}
+	c.Wish.Away(nil)
 	c.Board.Clear(reason.ServiceAway, Service)
 }
 

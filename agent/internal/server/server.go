@@ -41,28 +41,47 @@ type Parts struct {
 	Restore    *restore.Restore
 }
 
-// Server implements AgentService. It refuses with NOT_READY until Bind.
+// Server implements AgentService. Before Bind its calls wait a while, then they
+// are refused with NOT_READY.
 type Server struct {
 	agentv1.UnimplementedAgentServiceServer
 	nodeName string
 	board    *condition.Board
 	info     bpf.Info
 	parts    atomic.Pointer[Parts]
+	ready    chan struct{} // closed by Bind
 }
 
 // New returns a server that can only tell how the agent is.
 func New(nodeName string, board *condition.Board, info bpf.Info) *Server {
-	return &Server{nodeName: nodeName, board: board, info: info}
+	return &Server{nodeName: nodeName, board: board, info: info, ready: make(chan struct{})}
 }
 
-// Bind gives the server its parts.
-func (s *Server) Bind(parts Parts) { s.parts.Store(&parts) }
+// Bind gives the server its parts. It is called once.
+func (s *Server) Bind(parts Parts) {
+	s.parts.Store(&parts)
+	close(s.ready)
+}
 
-func (s *Server) bound() (*Parts, error) {
-	if p := s.parts.Load(); p != nil {
-		return p, nil
+// bound returns the parts. An agent that starts has them within milliseconds, so
+// a call waits a moment for them.
+func (s *Server) bound(ctx context.Context) (*Parts, error) {
+	const most = 3 * time.Second
+	wait := most
+	if deadline, ok := ctx.Deadline(); ok {
+		wait = min(wait, time.Until(deadline)/2)
 	}
-	return nil, rpc.Refuse(codes.Unavailable, reason.NotReady, "the agent does not know yet on which instance it runs")
+	timer := time.NewTimer(wait)
+	defer timer.Stop()
+	select {
+	case <-s.ready:
+		return s.parts.Load(), nil
+	case <-timer.C:
+	case <-ctx.Done():
+	}
+	e := rpc.Refuse(codes.Unavailable, reason.NotReady, "the agent does not know yet on which instance it runs")
+	e.RetryAfter = retrySoon
+	return nil, e
 }
 
 const retrySoon = time.Second
@@ -79,7 +98,7 @@ var table = rpc.Table{
 
 // AllocateIP implements AgentService.
 func (s *Server) AllocateIP(ctx context.Context, r *agentv1.AllocateIPRequest) (*agentv1.AllocateIPResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -127,7 +146,7 @@ func refusal(err error) error {
 
 // ReleaseIP implements AgentService.
 func (s *Server) ReleaseIP(ctx context.Context, r *agentv1.ReleaseIPRequest) (*agentv1.ReleaseIPResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -174,7 +193,7 @@ func addressOf(text string) (netip.Addr, error) {
 
 // ReplacePrefixes implements AgentService.
 func (s *Server) ReplacePrefixes(ctx context.Context, r *agentv1.ReplacePrefixesRequest) (*agentv1.ReplacePrefixesResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -239,7 +258,7 @@ func upstream(err error) error {
 
 // RemovePrefixes implements AgentService.
 func (s *Server) RemovePrefixes(ctx context.Context, r *agentv1.RemovePrefixesRequest) (*agentv1.RemovePrefixesResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -27,8 +27,8 @@ import (
 const defaultPage = 1000
 
 // ListIPs implements AgentService.
-func (s *Server) ListIPs(context.Context, *agentv1.ListIPsRequest) (*agentv1.ListIPsResponse, error) {
-	p, err := s.bound()
+func (s *Server) ListIPs(ctx context.Context, _ *agentv1.ListIPsRequest) (*agentv1.ListIPsResponse, error) {
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func (s *Server) describe(response *agentv1.GetStatusResponse, p *Parts) {
 
 // ListEntries implements AgentService.
 func (s *Server) ListEntries(ctx context.Context, r *agentv1.ListEntriesRequest) (*agentv1.ListEntriesResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func entryProto(p *Parts, q netip.Prefix, raw bpf.Raw) *agentv1.Entry {
 
 // LookupIP implements AgentService.
 func (s *Server) LookupIP(ctx context.Context, r *agentv1.LookupIPRequest) (*agentv1.LookupIPResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -189,7 +189,7 @@ func (s *Server) LookupIP(ctx context.Context, r *agentv1.LookupIPRequest) (*age
 
 // VerifyMap implements AgentService.
 func (s *Server) VerifyMap(ctx context.Context, r *agentv1.VerifyMapRequest) (*agentv1.VerifyMapResponse, error) {
-	p, err := s.bound()
+	p, err := s.bound(ctx)
 	if err != nil {
 		return nil, err
 	}

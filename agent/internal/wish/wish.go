@@ -36,6 +36,7 @@ type Wish struct {
 	declared map[ipcache.Owner]struct{} // owners that the ledger may know
 	records  uint64                     // counts changes of declared
 	sources  map[string]bool            // whether each configured source was listed
+	away     error                      // why the ledger does not answer; nil if it does
 	answered bool                       // whether the ledger answered in this process
 	restore  ipcache.Owner              // zero if there is none
 	progress chan struct{}              // closed and replaced at each change of what Settled tells
@@ -296,8 +297,19 @@ func (w *Wish) Retry(t *Task, notBefore time.Time, err error) {
 	w.advance()
 }
 
+// Away says that the ledger does not answer, or with nil that it does.
+func (w *Wish) Away(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if (w.away == nil) != (err == nil) {
+		w.advance()
+	}
+	w.away = err
+}
+
 // Outcome tells how far the ledger is with a change of an owner: done, or the
-// error of the last attempt at it, or neither yet.
+// error of the last attempt at it, or that the ledger does not answer, or neither
+// yet.
 func (w *Wish) Outcome(owner ipcache.Owner, version uint64) (bool, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -307,7 +319,7 @@ func (w *Wish) Outcome(owner ipcache.Owner, version uint64) (bool, error) {
 	if f, ok := w.failed[owner]; ok && f.version >= version {
 		return false, f.err
 	}
-	return false, nil
+	return false, w.away
 }
 
 // Replay makes a task of every owner: a new session knows nothing.
