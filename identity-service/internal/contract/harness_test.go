@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -57,7 +56,7 @@ func testMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer os.RemoveAll(dir) //nolint:errcheck // A leftover in the temporary folder.
+	defer os.RemoveAll(dir)
 	client, stop, err := startEtcd(dir)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -73,7 +72,7 @@ func testMain(m *testing.M) int {
 	return code
 }
 
-func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 func startEtcd(dir string) (*clientv3.Client, func(), error) {
 	if path := os.Getenv(etcdPath); path != "" {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -20,7 +19,7 @@ import (
 	"github.com/eniplane/eniplane/identity-service/internal/ledger"
 )
 
-func discard() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
+func discard() *slog.Logger { return slog.New(slog.DiscardHandler) }
 
 // embedded starts an etcd of its own for a test that writes what it likes.
 func embedded(t *testing.T) *etcd.Server {
@@ -40,15 +39,15 @@ func embedded(t *testing.T) *etcd.Server {
 var numbers = ledger.Range{First: 100, Last: 199}
 
 // feed runs a store on an index until stop. Its error is that of Run.
-func feed(t *testing.T, client *clientv3.Client, x *index.Index, r ledger.Range) (store *etcd.Store, stop func() error) {
+func feed(t *testing.T, client *clientv3.Client, x *index.Index, r ledger.Range) (*etcd.Store, func() error) {
 	t.Helper()
-	store = etcd.NewStore(client.KV, client.Watcher, x, etcd.Config{Range: r}, discard())
+	store := etcd.NewStore(client.KV, client.Watcher, x, etcd.Config{Range: r}, discard())
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- store.Run(ctx) }()
 	var result error
 	done := false
-	stop = func() error {
+	stop := func() error {
 		cancel()
 		if !done {
 			result, done = <-ended, true
