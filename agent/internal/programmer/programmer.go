@@ -245,12 +245,15 @@ func (p *Programmer) round(ctx context.Context, served []request) {
 // read is the input of one plan: what changed, and whoever has a number that
 // something of it takes over, and so on.
 func (p *Programmer) read(look map[netip.Prefix]struct{}) plan.Input {
-	in := plan.Input{Have: make(ipcache.Entries), Want: make(ipcache.Entries), Exclusive: numbers, BatchSize: p.BatchSize}
+	in := plan.Input{
+		Have: make(ipcache.Entries), Want: make(ipcache.Entries), Complete: p.Wish.Complete(),
+		Exclusive: numbers, BatchSize: p.BatchSize,
+	}
 	p.mu.RLock()
 	defer p.mu.RUnlock()
 	for fresh := look; len(fresh) > 0; {
 		var wanted ipcache.Entries
-		wanted, in.Complete = p.Wish.Wanted(fresh)
+		wanted, in.Complete = p.Wish.Wanted(fresh) // the view never becomes incomplete again
 		next := make(map[netip.Prefix]struct{})
 		for q := range fresh {
 			if have, ok := p.table.Get(q); ok {
