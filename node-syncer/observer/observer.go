@@ -112,8 +112,8 @@ func (o *Observer) follow(stream watch.Interface, revision string) (string, erro
 			continue
 		}
 		revision = object.GetResourceVersion()
-		if event.Type == watch.Added || event.Type == watch.Modified {
-			o.judge(object)
+		if event.Type != watch.Bookmark {
+			o.judge(object) // A deletion has the last version.
 		}
 	}
 	return revision, errStreamEnded

@@ -14,11 +14,8 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"github.com/eniplane/eniplane/node-syncer/ciliumnode"
+	"github.com/eniplane/eniplane/node-syncer/internal/view"
 )
-
-// MalformedAnnotation marks, in the cache only, an object that could not be
-// decoded; its value says why. Of such an object only the metadata is known.
-const MalformedAnnotation = "eniplane.dev/malformed"
 
 // Handler is told of changes, one call at a time for each kind. It must not
 // block. Objects are shared and must not be changed.
@@ -28,7 +25,7 @@ type Handler interface {
 	// CiliumNodeGone has the last version that was seen.
 	CiliumNodeGone(n *ciliumnode.CiliumNode)
 	// NodeChanged has the newest version, of which only metadata, spec.providerID
-	// and status.allocatable are kept.
+	// and of the status allocatable and capacity are kept.
 	NodeChanged(n *corev1.Node)
 	// NodeGone has the last version that was seen.
 	NodeGone(n *corev1.Node)
@@ -154,7 +151,7 @@ func trimCiliumNode(o any) (any, error) {
 	}
 	n = &ciliumnode.CiliumNode{ObjectMeta: metav1.ObjectMeta{
 		Name: u.GetName(), UID: u.GetUID(), ResourceVersion: u.GetResourceVersion(),
-		Annotations: map[string]string{MalformedAnnotation: err.Error()}, OwnerReferences: u.GetOwnerReferences(),
+		Annotations: map[string]string{view.MalformedAnnotation: err.Error()}, OwnerReferences: u.GetOwnerReferences(),
 	}}
 	return n, nil
 }
@@ -167,7 +164,7 @@ func trimNode(o any) (any, error) {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion},
 		Spec:       corev1.NodeSpec{ProviderID: n.Spec.ProviderID},
-		Status:     corev1.NodeStatus{Allocatable: n.Status.Allocatable},
+		Status:     corev1.NodeStatus{Allocatable: n.Status.Allocatable, Capacity: n.Status.Capacity},
 	}, nil
 }
 

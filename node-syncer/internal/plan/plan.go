@@ -149,14 +149,21 @@ func Sync(have, want Node) []Write {
 	return writes
 }
 
-// covers reports whether every address of the pool is listed by its ENI.
+// covers reports whether every address of the pool is listed by its ENI. s is
+// canonical.
 func covers(s Status, pool map[string]string) bool {
 	for address, id := range pool {
-		if !slices.Contains(s.ENIs[id].Addresses, address) {
+		if !lists(s.ENIs[id], address) {
 			return false
 		}
 	}
 	return true
+}
+
+// lists reports whether an ENI has an address. Its addresses are sorted.
+func lists(eni ciliumnode.ENI, address string) bool {
+	_, found := slices.BinarySearch(eni.Addresses, address)
+	return found
 }
 
 // widen returns to with what the pool of have still needs from the status of
@@ -166,17 +173,16 @@ func widen(have Node, to Status) Status {
 	for _, address := range slices.Sorted(maps.Keys(have.Main.Pool)) {
 		id := have.Main.Pool[address]
 		old, known := have.Status.ENIs[id]
-		if !known || !slices.Contains(old.Addresses, address) {
+		if !known || !lists(old, address) {
 			continue // Broken before; the move of the pool heals it.
 		}
 		eni, kept := wide.ENIs[id]
 		if !kept {
 			eni = old
 			eni.Addresses = nil
-			eni.Prefixes = old.Prefixes
 		}
-		if !slices.Contains(eni.Addresses, address) {
-			eni.Addresses = sorted(append(slices.Clone(eni.Addresses), address))
+		if at, found := slices.BinarySearch(eni.Addresses, address); !found {
+			eni.Addresses = slices.Insert(slices.Clone(eni.Addresses), at, address)
 		}
 		wide.ENIs[id] = eni
 	}

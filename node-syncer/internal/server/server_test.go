@@ -360,8 +360,8 @@ func TestKilledBetweenWrites(t *testing.T) {
 	noViolations(t, o, node.Name, 16)
 }
 
-// cilium#35404 and cilium#27963: a foreign writer changes status, labels and
-// annotations all the time, and nothing wedges.
+// cilium#35404 and cilium#27963: foreign writers change status and labels and
+// drop annotations all the time, and nothing wedges.
 func TestConflictStorm(t *testing.T) {
 	r, other, o := start(t), start(t), watchEverything(t)
 	node := newNode(t, "storm")
@@ -377,7 +377,10 @@ func TestConflictStorm(t *testing.T) {
 			for n := 0; ctx.Err() == nil; n++ {
 				<-pace.C
 				body, sub := fmt.Sprintf(`{"metadata":{"labels":{"l%d":"%d"}}}`, i, n), []string(nil)
-				if n%2 == 0 {
+				switch {
+				case n%7 == 0:
+					body = `{"metadata":{"annotations":null}}` // A cilium-agent replaces them.
+				case n%2 == 0:
 					body, sub = fmt.Sprintf(`{"status":{"ipam":{"used":{"10.9.0.%d":{"owner":"a"}}}}}`, n%200), []string{"status"}
 				}
 				_, _ = client.Patch(ctx, node.Name, types.MergePatchType, []byte(body), metav1.PatchOptions{}, sub...) // The storm may lose.
@@ -391,7 +394,13 @@ func TestConflictStorm(t *testing.T) {
 		if g%2 == 0 {
 			from = other
 		}
-		publish(t, from, s)
+		// However long it takes, it is not given up.
+		patient, done := context.WithTimeout(t.Context(), time.Minute)
+		_, err := from.PublishPool(patient, &nodev1.PublishPoolRequest{Snapshot: s})
+		done()
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	cancel()
 	storm.Wait()

@@ -48,13 +48,15 @@ type Syncer struct {
 	lease Lease
 	log   *slog.Logger
 
-	mu    sync.Mutex // guards nodes
-	nodes map[string]*progress
+	mu      sync.Mutex // guards the fields below
+	nodes   map[string]*progress
+	sweepAt int // with how many of them those of unknown nodes are forgotten
 }
 
 // progress is what this replica did for one node.
 type progress struct {
-	turn chan struct{} // holds one token: whoever has it writes
+	turn  chan struct{} // holds one token: whoever has it writes
+	users int           // who have or want the turn; guarded by Syncer.mu
 
 	mu      sync.Mutex // guards the fields below
 	wanted  plan.Fence
@@ -70,7 +72,11 @@ func NewSyncer(client objects, store *Store, lease Lease, log *slog.Logger) *Syn
 	return &Syncer{kube: client, store: store, lease: lease, log: log, nodes: make(map[string]*progress)}
 }
 
-func (s *Syncer) progress(name string) *progress {
+// acquire returns the progress of a node and keeps it until release.
+func (s *Syncer) acquire(name string) *progress {
+	if s.crowded() {
+		s.sweep(s.store.known())
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p := s.nodes[name]
@@ -78,7 +84,32 @@ func (s *Syncer) progress(name string) *progress {
 		p = &progress{turn: make(chan struct{}, 1)}
 		s.nodes[name] = p
 	}
+	p.users++
 	return p
+}
+
+func (s *Syncer) crowded() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.nodes) >= s.sweepAt
+}
+
+func (s *Syncer) release(p *progress) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.users--
+}
+
+// sweep forgets nodes that are gone, or never were.
+func (s *Syncer) sweep(known map[string]struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for name, p := range s.nodes {
+		if _, ok := known[name]; !ok && p.users == 0 {
+			delete(s.nodes, name)
+		}
+	}
+	s.sweepAt = max(2*len(s.nodes), 64)
 }
 
 // Progress is what this replica did for one node.
@@ -96,7 +127,12 @@ type Progress struct {
 
 // Progress returns what this replica did for a node.
 func (s *Syncer) Progress(name string) Progress {
-	p := s.progress(name)
+	s.mu.Lock()
+	p := s.nodes[name]
+	s.mu.Unlock()
+	if p == nil {
+		return Progress{}
+	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return Progress{p.wanted, p.pending, p.failure, p.failed, p.written}
@@ -118,7 +154,8 @@ type Result struct {
 func (s *Syncer) Publish(ctx context.Context, snapshot *nodev1.PoolSnapshot) (Result, error) {
 	name := snapshot.GetNodeName()
 	want := plan.Canonical(view.Wanted(snapshot))
-	p := s.progress(name)
+	p := s.acquire(name)
+	defer s.release(p)
 	select {
 	case p.turn <- struct{}{}:
 		defer func() { <-p.turn }()
@@ -151,7 +188,7 @@ func (s *Syncer) publish(ctx context.Context, name, instance string, want plan.N
 	}
 	// An object that was just created may not be in the store yet, and one that
 	// cannot be decoded is there by name only.
-	fresh := err == nil && have.Annotations[kube.MalformedAnnotation] == ""
+	fresh := err == nil && have.Annotations[view.MalformedAnnotation] == ""
 	backoff := newBackoff()
 	for {
 		if !fresh {
@@ -238,6 +275,7 @@ func (s *Syncer) execute(ctx context.Context, have *ciliumnode.CiliumNode, want 
 			return nil, i, err
 		}
 		have = stored
+		s.store.wrote(stored)
 		p.mu.Lock()
 		p.pending, p.written = len(planned)-i-1, time.Now()
 		p.mu.Unlock()
@@ -249,14 +287,15 @@ func (s *Syncer) execute(ctx context.Context, have *ciliumnode.CiliumNode, want 
 	return have, len(planned), nil
 }
 
-// backoff grows from 10 ms to 1 s, with jitter.
+// backoff grows from 5 ms to 100 ms, with jitter. It stays short: against somebody
+// who writes all the time, only trying often wins.
 type backoff struct{ next time.Duration }
 
-func newBackoff() *backoff { return &backoff{10 * time.Millisecond} }
+func newBackoff() *backoff { return &backoff{5 * time.Millisecond} }
 
 func (b *backoff) wait(ctx context.Context) error {
 	d := b.next/2 + rand.N(b.next) //nolint:gosec // Jitter needs no secrecy.
-	b.next = min(2*b.next, time.Second)
+	b.next = min(2*b.next, 100*time.Millisecond)
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,6 +19,10 @@ import (
 	"github.com/eniplane/eniplane/node-syncer/internal/kube"
 	"github.com/eniplane/eniplane/node-syncer/internal/view"
 )
+
+// awaitLimit is how long a registration waits for the informer, so that the
+// calls which the agent makes next find its node here. It is stored already.
+const awaitLimit = 2 * time.Second
 
 // registry is what registration needs of the API server.
 type registry interface {
@@ -52,8 +57,15 @@ func (s *Syncer) Register(ctx context.Context, api registry, req *nodev1.Registe
 	backoff := newBackoff()
 	for {
 		stored, err := s.register(ctx, api, want, node)
+		if err == nil {
+			s.store.wrote(stored)
+			told, cancel := context.WithTimeout(ctx, awaitLimit)
+			s.store.await(told, stored)
+			cancel()
+			return stored, nil
+		}
 		if !errors.Is(err, kube.ErrConflict) {
-			return stored, err
+			return nil, err
 		}
 		if err := backoff.wait(ctx); err != nil {
 			return nil, fmt.Errorf("%w: %w", err, kube.ErrConflict)

@@ -4,6 +4,7 @@
 package syncer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,8 +12,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	nodev1 "github.com/eniplane/eniplane/gen/eniplane/node/v1"
 	"github.com/eniplane/eniplane/node-syncer/ciliumnode"
@@ -51,11 +54,14 @@ type Store struct {
 
 type entry struct {
 	object   *ciliumnode.CiliumNode // nil if there is no CiliumNode
+	ours     bool                   // object is what we wrote; the informer has not told it yet
 	around   view.Surroundings
 	hasNode  bool
-	sequence uint64 // of the agent's last report
 	changed  uint64 // the revision of the last change
 	agents   map[*NodeWatch]struct{}
+	sequence uint64        // of the agent's last report
+	flushed  time.Time     // when a write of a report last began
+	flushing chan struct{} // holds one token: whoever has it writes reports
 }
 
 type tombstone struct {
@@ -78,7 +84,7 @@ func (s *Store) Ready() <-chan struct{} { return s.ready }
 func (s *Store) at(name string) *entry {
 	e := s.nodes[name]
 	if e == nil {
-		e = &entry{agents: make(map[*NodeWatch]struct{})}
+		e = &entry{agents: make(map[*NodeWatch]struct{}), flushing: make(chan struct{}, 1)}
 		s.nodes[name] = e
 	}
 	return e
@@ -108,14 +114,65 @@ func (s *Store) CiliumNodeChanged(n *ciliumnode.CiliumNode) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.at(n.Name)
+	if e.ours && older(n, e.object) {
+		return // It was told late; what we wrote since is known already.
+	}
 	if e.object != nil && e.object.UID != n.UID {
 		s.remove(e, e.object)
 	}
-	e.object = n
-	if usedEqual(e.around.Used, n.Status.IPAM.Used) {
-		e.around.Used = nil // The report is stored.
+	told := e.ours && e.object.UID == n.UID && e.object.ResourceVersion == n.ResourceVersion
+	e.object, e.ours = n, false
+	if !told {
+		s.touch(n.Name, e)
 	}
+}
+
+// wrote takes the answer to a write of ours, so that whoever reads next finds it
+// before the informer tells it. An object that the informer does not have, or no
+// longer has, is left to it: only it learns of removals.
+func (s *Store) wrote(n *ciliumnode.CiliumNode) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.nodes[n.Name]
+	if e == nil || e.object == nil || !older(e.object, n) {
+		return
+	}
+	e.object, e.ours = n, true
 	s.touch(n.Name, e)
+}
+
+// older reports whether a is an earlier version of the same object as b.
+// Kubernetes orders the versions of one resource since v1.35; what cannot be
+// compared is not older.
+func older(a, b *ciliumnode.CiliumNode) bool {
+	if a.UID != b.UID {
+		return false
+	}
+	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return err == nil && order < 0
+}
+
+// await returns once the informer has told of n, or ctx ends: those who ask here
+// for the node find it then.
+func (s *Store) await(ctx context.Context, n *ciliumnode.CiliumNode) {
+	w := &NodeWatch{store: s, name: n.Name, signal: make(chan struct{}, 1)}
+	s.mu.Lock()
+	s.at(n.Name).agents[w] = struct{}{}
+	s.mu.Unlock()
+	defer w.Stop()
+	for {
+		s.mu.Lock()
+		object := s.at(n.Name).object
+		s.mu.Unlock()
+		if object != nil && object.UID == n.UID {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.signal:
+		}
+	}
 }
 
 // CiliumNodeGone takes the end of an object.
@@ -127,14 +184,15 @@ func (s *Store) CiliumNodeGone(n *ciliumnode.CiliumNode) {
 		return // It was replaced already.
 	}
 	s.remove(e, n)
-	e.object = nil
-	e.around.Used, e.around.Waiting = nil, 0
+	e.object, e.ours = nil, false
 	s.touch(n.Name, e)
 	s.drop(n.Name, e)
 }
 
-// remove records that an object is gone and tells the agents' streams.
+// remove records that an object is gone, forgets what its agent said, and tells
+// the streams.
 func (s *Store) remove(e *entry, n *ciliumnode.CiliumNode) {
+	e.around.Used, e.around.Waiting, e.sequence, e.flushed = nil, 0, 0, time.Time{}
 	s.revision++
 	s.tombstones = append(s.tombstones, tombstone{s.revision, &nodev1.NodeRemoval{NodeName: n.Name, Uid: string(n.UID), InstanceId: n.Spec.InstanceID}})
 	if excess := len(s.tombstones) - maxTombstones; excess > 0 {
@@ -156,6 +214,9 @@ func (s *Store) NodeChanged(n *corev1.Node) {
 	defer s.mu.Unlock()
 	e := s.at(n.Name)
 	pods := n.Status.Allocatable.Pods().Value()
+	if pods == 0 {
+		pods = n.Status.Capacity.Pods().Value()
+	}
 	uid, maxPods := string(n.UID), uint32(min(max(pods, 0), 1<<20)) //nolint:gosec // Bounded in this line.
 	if e.hasNode && e.around.NodeUID == uid && e.around.MaxPods == maxPods {
 		return // A heartbeat.
@@ -234,6 +295,19 @@ func (s *Store) Nodes() ([]string, error) {
 	return names, nil
 }
 
+// known returns the names of all nodes that have a CiliumNode.
+func (s *Store) known() map[string]struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names := make(map[string]struct{}, len(s.nodes))
+	for name, e := range s.nodes {
+		if e.object != nil {
+			names[name] = struct{}{}
+		}
+	}
+	return names
+}
+
 // Views returns what the agent and the allocator are shown of a node.
 func (s *Store) Views(name string) (*nodev1.NodeView, *nodev1.NodeDemand, error) {
 	s.mu.Lock()
@@ -252,8 +326,6 @@ func (s *Store) Views(name string) (*nodev1.NodeView, *nodev1.NodeDemand, error)
 	}
 	return view.Agent(object), view.Demand(object, around), nil
 }
-
-func usedEqual(a, b map[string]ciliumnode.Allocation) bool { return maps.Equal(a, b) }
 
 // NodeWatch is told of changes of one node. It belongs to one goroutine.
 type NodeWatch struct {
@@ -391,10 +463,12 @@ func (w *DemandWatch) Next() (Update, error) {
 		s.mu.Unlock()
 		return Update{}, fmt.Errorf("%w: more than %d removals behind", ErrRevisionUnknown, maxTombstones)
 	}
-	for _, t := range s.tombstones {
-		if t.revision > w.position {
-			u.Removed = append(u.Removed, t.removal)
-		}
+	missed := len(s.tombstones)
+	for missed > 0 && s.tombstones[missed-1].revision > w.position {
+		missed--
+	}
+	for _, t := range s.tombstones[missed:] {
+		u.Removed = append(u.Removed, t.removal)
 	}
 	for _, name := range slices.Sorted(maps.Keys(w.pending)) {
 		if e := s.nodes[name]; e != nil && e.object != nil {
@@ -417,43 +491,6 @@ func (w *DemandWatch) Stop() {
 	w.store.mu.Lock()
 	defer w.store.mu.Unlock()
 	delete(w.store.demand, w)
-}
-
-// receipt is what became of a report.
-type receipt struct {
-	object *ciliumnode.CiliumNode // where it is to be written
-	urgent bool                   // a watermark was crossed
-}
-
-// report takes what an agent uses. Errors are ErrNotReady, ErrNodeUnknown and
-// ErrStaleReport.
-func (s *Store) report(name string, sequence uint64, used map[string]ciliumnode.Allocation, waiting uint32) (receipt, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if !s.synced {
-		return receipt{}, ErrNotReady
-	}
-	e := s.nodes[name]
-	if e == nil || e.object == nil || e.object.Annotations[view.RegisteredAnnotation] != "true" {
-		return receipt{}, fmt.Errorf("%w: %s was not registered", ErrNodeUnknown, name)
-	}
-	if sequence < e.sequence {
-		return receipt{}, fmt.Errorf("%w: %s", ErrStaleReport, name)
-	}
-	e.sequence = sequence
-	before := e.around.Used
-	if before == nil {
-		before = e.object.Status.IPAM.Used
-	}
-	free := func(used map[string]ciliumnode.Allocation) int { return len(e.object.Spec.IPAM.Pool) - len(used) }
-	pre := max(e.object.Spec.IPAM.PreAllocate, 1)
-	urgent := (free(before) < pre) != (free(used) < pre) || waiting > 0
-	if usedEqual(before, used) && e.around.Waiting == waiting {
-		return receipt{e.object, urgent}, nil
-	}
-	e.around.Used, e.around.Waiting = used, waiting
-	s.touch(name, e)
-	return receipt{e.object, urgent}, nil
 }
 
 var _ kube.Handler = (*Store)(nil)

@@ -5,20 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/eniplane/eniplane/internal/telemetry"
 	"github.com/eniplane/eniplane/node-syncer/ciliumnode"
 	"github.com/eniplane/eniplane/node-syncer/internal/kube"
 )
 
-// usageInterval is the least time between two writes of what a node uses, unless
-// one is urgent.
-const usageInterval = 5 * time.Second
-
-// ErrStaleReport means: a newer report of the same node was taken before.
-var ErrStaleReport = errors.New("a newer report was taken before")
+const (
+	// usageInterval is the least time between two writes of what a node uses,
+	// unless one is urgent.
+	usageInterval = 5 * time.Second
+	// usageWriters bounds how many nodes are written at once.
+	usageWriters = 16
+)
 
 // Usage writes what agents report to status.ipam.used: at once when a watermark
 // is crossed, otherwise at most every five seconds a node. Only nodes that were
@@ -29,119 +33,139 @@ type Usage struct {
 	log   *slog.Logger
 	wake  chan struct{}
 
-	mu    sync.Mutex // guards the fields below
-	last  map[string]time.Time
-	queue map[string]map[string]ciliumnode.Allocation
+	mu  sync.Mutex           // guards due
+	due map[string]time.Time // when what a node reported is to be written
 }
 
 // NewUsage returns a writer of reports. Run makes it write what is not urgent.
 func NewUsage(client objects, store *Store, log *slog.Logger) *Usage {
-	return &Usage{
-		kube: client, store: store, log: log, wake: make(chan struct{}, 1),
-		last: make(map[string]time.Time), queue: make(map[string]map[string]ciliumnode.Allocation),
-	}
+	return &Usage{kube: client, store: store, log: log, wake: make(chan struct{}, 1), due: make(map[string]time.Time)}
 }
 
 // Report takes the whole set of addresses in use on a node. Those who watch
-// demand see it at once; the object has it when Report returns if it is urgent,
-// else a little later. Errors are ErrNotReady, ErrNodeUnknown, ErrStaleReport,
-// and those of kube and ctx for an urgent one.
-func (u *Usage) Report(ctx context.Context, name string, sequence uint64, used map[string]ciliumnode.Allocation, waiting uint32) error {
-	got, err := u.store.report(name, sequence, used, waiting)
+// demand see it at once; the object has it when Report returns if a watermark
+// was crossed or none was written for a while, else a little later. Errors are
+// ErrNotReady, ErrNodeUnknown, ErrStaleReport, and, where it is written at once,
+// those of kube and ctx.
+func (u *Usage) Report(ctx context.Context, name string, sequence uint64, addresses map[string]ciliumnode.Allocation, waiting uint32) error {
+	now := time.Now()
+	due, err := u.store.report(name, sequence, addresses, waiting, now)
 	if err != nil {
 		return err
 	}
-	if usedEqual(got.object.Status.IPAM.Used, used) {
+	if due.After(now) {
+		u.schedule(name, due)
 		return nil
 	}
-	u.mu.Lock()
-	if !got.urgent && time.Since(u.last[name]) < usageInterval {
-		u.queue[name] = used
-		u.mu.Unlock()
-		select {
-		case u.wake <- struct{}{}:
-		default:
-		}
-		return nil
+	if err := u.flush(ctx, name); err != nil {
+		u.schedule(name, now.Add(usageInterval))
+		return err
 	}
-	delete(u.queue, name)
-	u.last[name] = time.Now()
-	u.mu.Unlock()
-	return u.write(ctx, name, used)
+	return nil
 }
 
-func (u *Usage) write(ctx context.Context, name string, used map[string]ciliumnode.Allocation) error {
-	have, err := u.store.object(name)
-	fresh := false
-	backoff := newBackoff()
-	for {
-		if err != nil {
+func (u *Usage) schedule(name string, due time.Time) {
+	u.mu.Lock()
+	u.due[name] = due
+	u.mu.Unlock()
+	select {
+	case u.wake <- struct{}{}:
+	default: // Run is awake already and will find it.
+	}
+}
+
+// flush stores what a node's agent reported last. One flush of a node works at
+// a time, and each attempt takes the newest report, so that an older one never
+// lands on a newer.
+func (u *Usage) flush(ctx context.Context, name string) error {
+	turn := u.store.turn(name)
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the report before: %w", ctx.Err())
+	}
+	have, now, err := u.store.reported(name)
+	for backoff := newBackoff(); ; {
+		if err != nil || now == nil {
 			return err
+		}
+		if maps.Equal(have.Status.IPAM.Used, now) {
+			u.store.settled(name, now)
+			return nil
 		}
 		want := have.DeepCopy()
-		want.Status.IPAM.Used = used
-		if _, err = u.kube.Patch(ctx, have, want, kube.StatusPart); !errors.Is(err, kube.ErrConflict) {
+		want.Status.IPAM.Used = now
+		stored, failed := u.kube.Patch(ctx, have, want, kube.StatusPart)
+		if failed == nil {
+			u.store.wrote(stored)
+			u.store.settled(name, now)
+			return nil
+		}
+		if !errors.Is(failed, kube.ErrConflict) {
+			return failed
+		}
+		if err := backoff.wait(ctx); err != nil {
+			return fmt.Errorf("%w: %w", err, failed)
+		}
+		if _, now, err = u.store.reported(name); err != nil {
 			return err
 		}
-		if fresh {
-			if err := backoff.wait(ctx); err != nil {
-				return fmt.Errorf("%w: %w", err, kube.ErrConflict)
-			}
-		}
 		have, err = u.kube.CiliumNode(ctx, name)
-		fresh = true
 	}
 }
 
-// Run writes reports that were not urgent when they are due, until ctx ends.
+// Run writes reports that were not urgent when they are due, until ctx ends, and
+// returns nil then. Nodes do not wait for each other.
 func (u *Usage) Run(ctx context.Context) error {
+	var writers errgroup.Group
+	writers.SetLimit(usageWriters)
 	for {
-		due, next := u.due(time.Now())
-		for name, used := range due {
-			bounded, cancel := context.WithTimeout(ctx, usageInterval)
-			err := u.write(bounded, name, used)
-			cancel()
-			if err != nil && !errors.Is(err, ErrNodeUnknown) && !errors.Is(err, kube.ErrNotFound) && ctx.Err() == nil {
-				u.log.WarnContext(ctx, "usage could not be written", telemetry.KeyNode, name, telemetry.KeyReason, ReasonOf(err).String(), telemetry.KeyError, err)
-				u.mu.Lock()
-				if _, newer := u.queue[name]; !newer {
-					u.queue[name] = used
-				}
-				u.mu.Unlock()
-			}
+		names, next := u.take(time.Now())
+		for _, name := range names {
+			writers.Go(func() error {
+				u.background(ctx, name)
+				return nil
+			})
 		}
 		var timer <-chan time.Time
-		if next > 0 {
-			timer = time.After(next)
+		if !next.IsZero() {
+			timer = time.After(time.Until(next))
 		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return writers.Wait()
 		case <-u.wake:
 		case <-timer:
 		}
 	}
 }
 
-// due takes what may be written now, and says when the next may.
-func (u *Usage) due(now time.Time) (map[string]map[string]ciliumnode.Allocation, time.Duration) {
+func (u *Usage) background(ctx context.Context, name string) {
+	bounded, cancel := context.WithTimeout(ctx, usageInterval)
+	defer cancel()
+	err := u.flush(bounded, name)
+	if err == nil || ctx.Err() != nil || errors.Is(err, ErrNodeUnknown) || errors.Is(err, kube.ErrNotFound) {
+		return
+	}
+	u.log.WarnContext(ctx, "usage could not be written", telemetry.KeyNode, name, telemetry.KeyReason, ReasonOf(err).String(), telemetry.KeyError, err)
+	u.schedule(name, time.Now().Add(usageInterval))
+}
+
+// take returns the nodes to write now, and when the next one is due; zero if
+// none is.
+func (u *Usage) take(now time.Time) ([]string, time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
-	due, next := make(map[string]map[string]ciliumnode.Allocation), time.Duration(0)
-	for name, used := range u.queue {
-		wait := usageInterval - now.Sub(u.last[name])
-		if wait <= 0 {
-			due[name] = used
-			u.last[name] = now
-			delete(u.queue, name)
-			continue
-		}
-		if next == 0 || wait < next {
-			next = wait
+	var names []string
+	var next time.Time
+	for name, due := range u.due {
+		if !due.After(now) {
+			names = append(names, name)
+			delete(u.due, name)
+		} else if next.IsZero() || due.Before(next) {
+			next = due
 		}
 	}
-	if len(u.queue) > 0 && next == 0 {
-		next = usageInterval
-	}
-	return due, next
+	return names, next
 }

@@ -27,6 +27,9 @@ const (
 	// RegisteredAnnotation is "true" on objects that RegisterNode made or took
 	// over: only of these is status.ipam.used ours.
 	RegisteredAnnotation = "eniplane.dev/registered"
+	// MalformedAnnotation is never stored: in a cache, it marks an object that could
+	// not be decoded, and says why. Of such an object only the metadata is known.
+	MalformedAnnotation = "eniplane.dev/malformed"
 )
 
 // Fence returns the fence that an object carries; zero if it carries none, or
@@ -165,16 +168,20 @@ func Agent(n *ciliumnode.CiliumNode) *nodev1.NodeView {
 		NodeName: n.Name, Uid: string(n.UID), InstanceId: n.Spec.InstanceID, Revision: n.ResourceVersion,
 		Fence: wireFence(Fence(n)), Conditions: conditions(n),
 	}
-	shown := make(map[string]ciliumnode.ENI, len(n.Status.ENI.ENIs))
+	shown := make(map[string]map[string]bool, len(n.Status.ENI.ENIs)) // ENI → its addresses
 	for _, id := range slices.Sorted(maps.Keys(n.Status.ENI.ENIs)) {
 		eni := n.Status.ENI.ENIs[id]
 		if eni.ID == id && isCIDR(eni.Subnet.CIDR) && isCIDR(eni.VPC.PrimaryCIDR) {
-			shown[id] = eni
+			listed := make(map[string]bool, len(eni.Addresses))
+			for _, a := range eni.Addresses {
+				listed[a] = true
+			}
+			shown[id] = listed
 			out.Enis = append(out.Enis, wireENI(eni))
 		}
 	}
 	for address, a := range n.Spec.IPAM.Pool {
-		if ip, err := netip.ParseAddr(address); err == nil && ip.Is4() && slices.Contains(shown[a.Resource].Addresses, address) {
+		if ip, err := netip.ParseAddr(address); err == nil && ip.Is4() && shown[a.Resource][address] {
 			out.Pool = append(out.Pool, &nodev1.PoolAddress{Address: address, EniId: a.Resource})
 		}
 	}
@@ -191,6 +198,9 @@ func isCIDR(s string) bool {
 
 func conditions(n *ciliumnode.CiliumNode) []*nodev1.Condition {
 	out := conditionsOf(n.Status.IPAM.OperatorStatus.Error)
+	if why := n.Annotations[MalformedAnnotation]; why != "" {
+		out = append(out, &nodev1.Condition{Reason: reasonv1.Reason_REASON_OBJECT_MALFORMED, Message: why})
+	}
 	if found := ciliumnode.Violations(n); len(found) > 0 {
 		out = append(out, &nodev1.Condition{
 			Reason:  reasonv1.Reason_REASON_OBJECT_MALFORMED,
