@@ -84,6 +84,15 @@ func (s *Store) settled(name string, u used) {
 	}
 }
 
+// flushes takes that a report is about to be written.
+func (s *Store) flushes(name string, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.nodes[name]; e != nil {
+		e.flushed = at
+	}
+}
+
 // turn returns the token of those who write reports of a node.
 func (s *Store) turn(name string) chan struct{} {
 	s.mu.Lock()

@@ -142,6 +142,7 @@ func (u *Usage) Run(ctx context.Context) error {
 }
 
 func (u *Usage) background(ctx context.Context, name string) {
+	u.store.flushes(name, time.Now())
 	bounded, cancel := context.WithTimeout(ctx, usageInterval)
 	defer cancel()
 	err := u.flush(bounded, name)
