@@ -99,8 +99,12 @@ func (c *Config) addFlags(fs *pflag.FlagSet) {
 
 func (c *Config) validate() error {
 	for _, required := range []struct{ flag, value string }{
-		{"node-name", c.NodeName}, {"node-syncer", c.NodeSyncer}, {"eni-allocator", c.EniAllocator},
-		{"identity-service", c.IdentityService}, {"state-dir", c.StateDir}, {"boot-id-file", c.BootIDFile},
+		{"node-name", c.NodeName},
+		{"node-syncer", c.NodeSyncer},
+		{"eni-allocator", c.EniAllocator},
+		{"identity-service", c.IdentityService},
+		{"state-dir", c.StateDir},
+		{"boot-id-file", c.BootIDFile},
 	} {
 		if required.value == "" {
 			return fmt.Errorf("--%s is empty", required.flag)

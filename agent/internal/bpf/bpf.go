@@ -12,15 +12,15 @@ import (
 )
 
 var (
-	// ErrLayout: what is pinned is no map of the configured layout. It is left as
+	// ErrLayout says that what is pinned is no map of the configured layout. It is left as
 	// it is.
 	ErrLayout = errors.New("pinned map has another layout")
-	// ErrUnavailable: no kernel map can be had here, for want of a privilege, of
+	// ErrUnavailable says that no kernel map can be had here, for want of a privilege, of
 	// the kernel's support or of a BPF file system.
 	ErrUnavailable = errors.New("no kernel map available")
-	// ErrFull: the map takes no further prefix.
+	// ErrFull says that the map takes no further prefix.
 	ErrFull = errors.New("map is full")
-	// ErrPartial: a dump ended before it had seen everything.
+	// ErrPartial says that a dump ended before it had seen everything.
 	ErrPartial = errors.New("dump is incomplete")
 )
 

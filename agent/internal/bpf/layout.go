@@ -29,7 +29,7 @@ const (
 	tunnelFlags = ipcache.FlagHasTunnel | ipcache.FlagIPv6Tunnel
 )
 
-// ErrForeignKey: a key that no agent of ours writes, such as one of another
+// ErrForeignKey marks a key that no agent of ours writes, such as one of another
 // cluster. Whoever wrote it may need it.
 var ErrForeignKey = errors.New("foreign key")
 

@@ -52,15 +52,18 @@ func TestGoldenValues(t *testing.T) {
 		value string
 	}{
 		{
-			"tunnel", ipcache.Entry{Number: 16777217, TunnelEndpoint: addr("172.18.0.3"), EncryptKey: 3},
+			"tunnel",
+			ipcache.Entry{Number: 16777217, TunnelEndpoint: addr("172.18.0.3"), EncryptKey: 3},
 			"01 00 00 01 ac 12 00 03 00 00 00 00 00 00 00 00 00 00 00 00 00 00 03 02",
 		},
 		{
-			"no tunnel", ipcache.Entry{Number: 16777217},
+			"no tunnel",
+			ipcache.Entry{Number: 16777217},
 			"01 00 00 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
 		},
 		{
-			"IPv6 tunnel, skipped", ipcache.Entry{Number: 2, TunnelEndpoint: addr("fd00::3"), Flags: ipcache.FlagSkipTunnel},
+			"IPv6 tunnel, skipped",
+			ipcache.Entry{Number: 2, TunnelEndpoint: addr("fd00::3"), Flags: ipcache.FlagSkipTunnel},
 			"02 00 00 00 fd 00 00 00 00 00 00 00 00 00 00 00 00 00 00 03 00 00 00 07",
 		},
 	} {

@@ -13,9 +13,9 @@ import (
 )
 
 var (
-	// ErrForeign: the file is about another node or instance. It was kept aside.
+	// ErrForeign says that the file is about another node or instance. It was kept aside.
 	ErrForeign = errors.New("checkpoint of another node")
-	// ErrUnreadable: the file can not be understood. It was kept aside.
+	// ErrUnreadable says that the file can not be understood. It was kept aside.
 	ErrUnreadable = errors.New("checkpoint can not be read")
 )
 

@@ -104,23 +104,18 @@ type session struct {
 
 // Run keeps a session until ctx ends. It never gives up.
 func (c *Client) Run(ctx context.Context) error {
-	for wait := time.Duration(0); ; {
-		if !retry.Sleep(ctx, wait) {
-			return nil
-		}
+	for wait := time.Duration(0); retry.Sleep(ctx, wait); {
 		s, err := c.open(ctx)
 		if err == nil {
 			wait = 0
 			err = c.hold(ctx, s)
-		}
-		if ctx.Err() != nil {
-			return nil
 		}
 		if !errors.Is(err, errSessionLost) {
 			c.away(ctx, err)
 		}
 		wait = retry.Next(wait, err)
 	}
+	return nil
 }
 
 func (c *Client) open(ctx context.Context) (session, error) {

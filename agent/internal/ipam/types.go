@@ -7,13 +7,13 @@ import (
 )
 
 var (
-	// ErrNoView: nothing is known of the node's addresses yet.
+	// ErrNoView says that nothing is known of the node's addresses yet.
 	ErrNoView = errors.New("no view of the node yet")
-	// ErrEmpty: no address is free.
+	// ErrEmpty says that no address is free.
 	ErrEmpty = errors.New("no free address")
-	// ErrUnknown: the node has no such address to give.
+	// ErrUnknown says that the node has no such address to give.
 	ErrUnknown = errors.New("address is not in the pool")
-	// ErrInUse: the address belongs to another owner, or the owner has another
+	// ErrInUse says that the address belongs to another owner, or the owner has another
 	// address.
 	ErrInUse = errors.New("address belongs to another owner")
 )

@@ -33,7 +33,7 @@ const Policies = "networkpolicies"
 // Service is the name of the API server as a dependency.
 const Service = "kube-apiserver"
 
-// ErrNotConfigured: no API server is named, and this process runs in no pod.
+// ErrNotConfigured says that no API server is named, and this process runs in no pod.
 var ErrNotConfigured = errors.New("no API server configured")
 
 // RESTConfig returns how to reach the API server: the kubeconfig file, or in a

@@ -30,9 +30,9 @@ import (
 const Allocator = "eni-allocator"
 
 var (
-	// ErrNotSaved: the address could not be written down, so it was not given.
+	// ErrNotSaved says that the address could not be written down, so it was not given.
 	ErrNotSaved = errors.New("state can not be saved")
-	// ErrStopping: the agent is going down.
+	// ErrStopping says that the agent is going down.
 	ErrStopping = errors.New("agent is stopping")
 )
 

@@ -62,9 +62,6 @@ func (f *Follower) Follow(ctx context.Context) error {
 			wait = 0
 			err = f.watch(ctx, revision)
 		}
-		if ctx.Err() != nil {
-			return nil
-		}
 		f.away(ctx, err)
 		wait = retry.Next(wait, err)
 	}

@@ -496,7 +496,7 @@ func (p *Programmer) Get(q netip.Prefix) (ipcache.Entry, bool) {
 	return p.table.Get(q)
 }
 
-// ErrNoEntry: no prefix of the map covers the address.
+// ErrNoEntry says that no prefix of the map covers the address.
 var ErrNoEntry = errors.New("no prefix covers the address")
 
 // Lookup returns what the datapath finds for an address: the value is read from
