@@ -287,7 +287,7 @@ func TestRecordedTexts(t *testing.T) {
 		{"InvalidNetworkInterfaceID.NotFound", "The networkInterface ID 'eni-0a' does not exist", ErrNotFound},
 		{"InvalidInstanceType", "The following supplied instance types do not exist: [x]", ErrNotFound},
 		{"InternalError", "An internal error has occurred", ErrUnavailable},
-		{"InvalidInterface.IpAddressLimitExceeded", "Address count 7 exceeds the limit", ErrRefused},
+		{"InvalidInterface.IpAddressLimitExceeded", "Address count 7 exceeds the limit", ErrAddressLimit},
 		{"SomethingNew", "", ErrRefused},
 	} {
 		if got := sentinel(tt.code, tt.message); !errors.Is(got, tt.want) {

@@ -57,7 +57,7 @@ func sentinel(code, message string) error {
 		return ErrNotRunning
 	case "AttachmentLimitExceeded":
 		return ErrAttachmentLimit
-	case "PrivateIpAddressLimitExceeded":
+	case "PrivateIpAddressLimitExceeded", "InvalidInterface.IpAddressLimitExceeded":
 		return ErrAddressLimit
 	case "InsufficientFreeAddressesInSubnet", "InsufficientCidrBlocks":
 		return ErrSubnetFull

@@ -98,6 +98,8 @@ func (s *Stack) startServices(ctx context.Context) error {
 			"--region="+Region,
 			"--cluster-name=local",
 			"--lease-namespace="+Namespace,
+			// A killed one is followed soon.
+			"--lease-duration=5s",
 		),
 		env: environment(
 			"AWS_ENDPOINT_URL_EC2="+s.endpoints.EC2,

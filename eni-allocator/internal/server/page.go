@@ -1,0 +1,51 @@
+package server
+
+import (
+	"encoding/base64"
+	"strings"
+
+	"github.com/eniplane/eniplane/internal/reason"
+	"github.com/eniplane/eniplane/internal/rpc"
+)
+
+const defaultPage = 100
+
+// page returns the items of one page of a list that is sorted by key, and the
+// token of the next. A token names the list it belongs to and the last key of
+// its page, so that what comes and goes in between disturbs nobody.
+func page[T any](items []T, key func(T) string, list string, size uint32, token string) ([]T, string, error) {
+	after, err := decode(list, token)
+	if err != nil {
+		return nil, "", err
+	}
+	if size == 0 {
+		size = defaultPage
+	}
+	out := make([]T, 0, min(len(items), int(size)))
+	for _, item := range items {
+		if token != "" && key(item) <= after {
+			continue
+		}
+		if len(out) == int(size) {
+			return out, encode(list, key(out[len(out)-1])), nil
+		}
+		out = append(out, item)
+	}
+	return out, "", nil
+}
+
+func encode(list, last string) string {
+	return base64.RawURLEncoding.EncodeToString([]byte(list + "/" + last))
+}
+
+func decode(list, token string) (string, error) {
+	if token == "" {
+		return "", nil
+	}
+	raw, err := base64.RawURLEncoding.DecodeString(token)
+	last, ours := strings.CutPrefix(string(raw), list+"/")
+	if err != nil || !ours {
+		return "", rpc.InvalidField("page_token", reason.PageTokenInvalid, "it is not of a page of this list")
+	}
+	return last, nil
+}
