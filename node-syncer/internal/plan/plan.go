@@ -71,7 +71,8 @@ func Apply(n Node, w Write) Node {
 }
 
 // Canonical returns a copy of n in which lists are sorted and what is empty is
-// nil, so that equal nodes are deeply equal.
+// nil, so that equal nodes are deeply equal. What stands twice in a list stays
+// twice: it is part of the digest by which the allocator compares.
 func Canonical(n Node) Node {
 	out := Node{
 		Main:   Main{Fence: n.Main.Fence, Pool: make(map[string]string, len(n.Main.Pool))},
@@ -96,7 +97,7 @@ func sorted(values []string) []string {
 	if len(values) == 0 {
 		return nil
 	}
-	return slices.Compact(slices.Sorted(slices.Values(values)))
+	return slices.Sorted(slices.Values(values))
 }
 
 // Sync returns the fewest writes that turn have into want, in an order that is

@@ -387,7 +387,7 @@ func TestConflictStorm(t *testing.T) {
 			}
 		})
 	}
-	versions := testsize.Pick(300, 20_000)
+	versions := testsize.Pick(300, 5_000)
 	for g := uint64(1); o.Versions()[node.Name] < versions; g++ {
 		s := snapshot(node.Name, 1, g, int(g*7)%6, int(g*5)%4) //nolint:gosec // Small.
 		from := r

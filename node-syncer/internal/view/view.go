@@ -6,6 +6,7 @@ package view
 import (
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -15,7 +16,6 @@ import (
 
 	nodev1 "github.com/eniplane/eniplane/gen/eniplane/node/v1"
 	"github.com/eniplane/eniplane/internal/pooldigest"
-	"github.com/eniplane/eniplane/internal/reason"
 	"github.com/eniplane/eniplane/node-syncer/ciliumnode"
 	"github.com/eniplane/eniplane/node-syncer/internal/plan"
 )
@@ -33,7 +33,7 @@ const (
 )
 
 // Fence returns the fence that an object carries; zero if it carries none, or
-// one that cannot be read.
+// one that cannot be read or that no snapshot has.
 func Fence(n *ciliumnode.CiliumNode) plan.Fence {
 	epoch, generation, ok := strings.Cut(n.Annotations[FenceAnnotation], ".")
 	if !ok {
@@ -41,7 +41,7 @@ func Fence(n *ciliumnode.CiliumNode) plan.Fence {
 	}
 	e, err1 := strconv.ParseUint(epoch, 10, 64)
 	g, err2 := strconv.ParseUint(generation, 10, 64)
-	if err1 != nil || err2 != nil {
+	if err1 != nil || err2 != nil || e == 0 || g == 0 {
 		return plan.Fence{}
 	}
 	return plan.Fence{Epoch: e, Generation: g}
@@ -52,6 +52,10 @@ func Stored(n *ciliumnode.CiliumNode) plan.Node {
 	out := plan.Node{
 		Main:   plan.Main{Pool: make(map[string]string, len(n.Spec.IPAM.Pool)), Fence: Fence(n)},
 		Status: plan.Status{ENIs: maps.Clone(n.Status.ENI.ENIs), Error: n.Status.IPAM.OperatorStatus.Error},
+	}
+	for id, eni := range out.Status.ENIs {
+		eni.PublicIP = "" // Not ours: Edit keeps it.
+		out.Status.ENIs[id] = eni
 	}
 	for address, a := range n.Spec.IPAM.Pool {
 		out.Main.Pool[address] = a.Resource
@@ -112,38 +116,10 @@ func Wanted(s *nodev1.PoolSnapshot) plan.Node {
 	return out
 }
 
-// separator stands between conditions in the one line that Cilium's schema has
-// room for.
-const separator = " | "
-
-func errorText(conditions []*nodev1.Condition) string {
-	var lines []string
-	for _, c := range conditions {
-		lines = append(lines, reason.Reason(c.GetReason()).String()+": "+strings.ReplaceAll(c.GetMessage(), separator, " / "))
-	}
-	return strings.Join(lines, separator)
-}
-
-func conditionsOf(text string) []*nodev1.Condition {
-	if text == "" {
-		return nil
-	}
-	var out []*nodev1.Condition
-	for line := range strings.SplitSeq(text, separator) {
-		name, message, _ := strings.Cut(line, ": ")
-		r, ok := reason.Parse(name)
-		if !ok {
-			r, message = reason.ObjectMalformed, line // Written by somebody else.
-		}
-		out = append(out, &nodev1.Condition{Reason: reasonv1.Reason(r), Message: message})
-	}
-	return out
-}
-
 func wireENI(e ciliumnode.ENI) *nodev1.Eni {
 	return &nodev1.Eni{
 		Id: e.ID, Ip: e.IP, Mac: e.MAC, AvailabilityZone: e.AvailabilityZone, Description: e.Description,
-		DeviceIndex:    uint32(max(e.Number, 0)), //nolint:gosec // A device index fits; see max.
+		DeviceIndex:    uint32(min(max(e.Number, 0), math.MaxUint32)), //nolint:gosec // Bounded in this line.
 		Subnet:         &nodev1.Subnet{Id: e.Subnet.ID, Cidr: e.Subnet.CIDR},
 		Vpc:            &nodev1.Vpc{Id: e.VPC.ID, PrimaryCidr: e.VPC.PrimaryCIDR, Cidrs: e.VPC.CIDRs},
 		Addresses:      e.Addresses,
