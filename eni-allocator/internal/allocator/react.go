@@ -119,7 +119,7 @@ type actionError struct {
 	err    error
 }
 
-func (e *actionError) Error() string { return fmt.Sprintf("%s: %v", actionName(e.action), e.err) }
+func (e *actionError) Error() string { return e.err.Error() } // It names the action.
 func (e *actionError) Unwrap() error { return e.err }
 
 // attachError is an attachment that EC2 did not do.
