@@ -87,9 +87,9 @@ func (c *Cache) Skip(id plan.SubnetID, until time.Time) {
 }
 
 // Reserve counts addresses of a subnet as taken while a call that may take them
-// is in flight. The caller calls release once, after it has remembered what the
+// is in flight. The caller calls what it got once, after it has remembered what the
 // call did.
-func (c *Cache) Reserve(id plan.SubnetID, count int) (release func()) {
+func (c *Cache) Reserve(id plan.SubnetID, count int) func() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.network.reserved[id] += count
