@@ -2,6 +2,7 @@ package view
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"unicode/utf8"
 
@@ -23,7 +24,7 @@ func errorText(conditions []*nodev1.Condition) string {
 	oneLine := strings.NewReplacer("|", "/", "\n", " ", "\r", " ")
 	var lines []string
 	for _, c := range conditions {
-		lines = append(lines, reason.Reason(c.GetReason()).String()+": "+clip(oneLine.Replace(c.GetMessage())))
+		lines = append(lines, reasonText(c.GetReason())+": "+clip(oneLine.Replace(c.GetMessage())))
 	}
 	return strings.Join(lines, separator)
 }
@@ -49,21 +50,30 @@ func conditionsOf(text string) []*nodev1.Condition {
 		name, message, _ := strings.Cut(line, ": ")
 		r, ok := parseReason(name)
 		if !ok {
-			r, message = reason.ObjectMalformed, line // Written by somebody else.
+			r, message = reasonv1.Reason_REASON_OBJECT_MALFORMED, line // Written by somebody else.
 		}
-		out = append(out, &nodev1.Condition{Reason: reasonv1.Reason(r), Message: message})
+		out = append(out, &nodev1.Condition{Reason: r, Message: message})
 	}
 	return out
 }
 
-// parseReason also understands a reason that only a newer allocator knows.
-func parseReason(name string) (reason.Reason, bool) {
-	if r, ok := reason.Parse(name); ok {
-		return r, true
+// reasonText names a reason, and gives the number of one that only a newer
+// allocator knows.
+func reasonText(r reasonv1.Reason) string {
+	if r >= 0 && r <= math.MaxUint16 && reason.Reason(r).Known() {
+		return reason.Reason(r).String()
+	}
+	return fmt.Sprintf("REASON(%d)", int32(r))
+}
+
+// parseReason undoes reasonText.
+func parseReason(text string) (reasonv1.Reason, bool) {
+	if r, ok := reason.Parse(text); ok {
+		return reasonv1.Reason(r), true
 	}
 	var number int32
-	if _, err := fmt.Sscanf(name, "REASON(%d)", &number); err != nil || reason.Reason(number).String() != name {
-		return reason.Unspecified, false
+	if _, err := fmt.Sscanf(text, "REASON(%d)", &number); err != nil || reasonText(reasonv1.Reason(number)) != text {
+		return 0, false
 	}
-	return reason.Reason(number), true
+	return reasonv1.Reason(number), true
 }

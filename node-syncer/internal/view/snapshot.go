@@ -23,6 +23,7 @@ type Flaw struct {
 func Check(s *nodev1.PoolSnapshot) *Flaw {
 	owner := make(map[string]string)               // address → ENI
 	listed := make(map[string]map[netip.Addr]bool) // ENI → addresses
+	primaries := make(map[string]string)           // address → ENI
 	index := make(map[uint32]string)               // device index → ENI
 	for i, e := range s.GetEnis() {
 		at := func(field string) string { return fmt.Sprintf("snapshot.enis[%d].%s", i, field) }
@@ -50,6 +51,10 @@ func Check(s *nodev1.PoolSnapshot) *Flaw {
 		if err != nil || !subnet.Contains(primary) {
 			return &Flaw{at("ip"), reason.AddressOutsideSubnet, fmt.Sprintf("%q is not in %s", e.GetIp(), subnet)}
 		}
+		if other := primaries[e.GetIp()]; other != "" {
+			return &Flaw{at("ip"), reason.Duplicate, fmt.Sprintf("%s is on %s too", e.GetIp(), other)}
+		}
+		primaries[e.GetIp()] = e.GetId()
 		for j, a := range e.GetAddresses() {
 			field := at(fmt.Sprintf("addresses[%d]", j))
 			ip, err := netip.ParseAddr(a)
@@ -75,6 +80,11 @@ func Check(s *nodev1.PoolSnapshot) *Flaw {
 			}
 		}
 		listed[e.GetId()] = addresses
+	}
+	for i, e := range s.GetEnis() {
+		if id := owner[e.GetIp()]; id != "" && id != e.GetId() {
+			return &Flaw{fmt.Sprintf("snapshot.enis[%d].ip", i), reason.Duplicate, fmt.Sprintf("%s is on %s too", e.GetIp(), id)}
+		}
 	}
 
 	seen := make(map[string]bool, len(s.GetPool()))

@@ -4,6 +4,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"math"
@@ -141,7 +142,7 @@ func wireFence(f plan.Fence) *nodev1.Fence {
 // list them, and ENIs without CIDRs, are left out, and a condition says so.
 func Agent(n *ciliumnode.CiliumNode) *nodev1.NodeView {
 	out := &nodev1.NodeView{
-		NodeName: n.Name, Uid: string(n.UID), InstanceId: n.Spec.InstanceID, Revision: n.ResourceVersion,
+		NodeName: n.Name, Uid: string(n.UID), InstanceId: InstanceID(n), Revision: n.ResourceVersion,
 		Fence: wireFence(Fence(n)), Conditions: conditions(n),
 	}
 	shown := make(map[string]map[string]bool, len(n.Status.ENI.ENIs)) // ENI → its addresses
@@ -218,7 +219,7 @@ func Demand(n *ciliumnode.CiliumNode, around Surroundings) *nodev1.NodeDemand {
 	eni, ipam := n.Spec.ENI, n.Spec.IPAM
 	out := &nodev1.NodeDemand{
 		NodeName: n.Name, NodeUid: around.NodeUID, Uid: string(n.UID),
-		InstanceId:   first(n.Spec.InstanceID, eni.InstanceID),
+		InstanceId:   InstanceID(n),
 		InstanceType: eni.InstanceType, AvailabilityZone: eni.AvailabilityZone, VpcId: eni.VPCID, NodeSubnetId: eni.NodeSubnetID,
 		Eni: &nodev1.EniSpec{
 			FirstInterfaceIndex: optional(eni.FirstInterfaceIndex),
@@ -247,11 +248,10 @@ func Demand(n *ciliumnode.CiliumNode, around Surroundings) *nodev1.NodeDemand {
 	return out
 }
 
-func first(a, b string) string {
-	if a != "" {
-		return a
-	}
-	return b
+// InstanceID returns the instance that an object is of, by the field or its
+// obsolete twin; empty if it names none.
+func InstanceID(n *ciliumnode.CiliumNode) string {
+	return cmp.Or(n.Spec.InstanceID, n.Spec.ENI.InstanceID)
 }
 
 // watermark gives the value that wins over its obsolete twin; nil if neither is
