@@ -112,6 +112,15 @@ func (s *Syncer) sweep(known map[string]struct{}) {
 	s.sweepAt = max(2*len(s.nodes), 64)
 }
 
+// accept takes the fence of a snapshot that may be written.
+func (p *progress) accept(fence plan.Fence) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if fence.Compare(p.wanted) > 0 {
+		p.wanted = fence
+	}
+}
+
 // Progress is what this replica did for one node.
 type Progress struct {
 	// Wanted is the fence of the newest snapshot taken; zero means none.
@@ -162,12 +171,6 @@ func (s *Syncer) Publish(ctx context.Context, snapshot *nodev1.PoolSnapshot) (Re
 	case <-ctx.Done():
 		return Result{}, fmt.Errorf("wait for the snapshot before: %w", ctx.Err())
 	}
-	p.mu.Lock()
-	if want.Main.Fence.Compare(p.wanted) > 0 {
-		p.wanted = want.Main.Fence
-	}
-	p.mu.Unlock()
-
 	result, err := s.publish(ctx, name, snapshot.GetInstanceId(), want, p)
 	p.mu.Lock()
 	p.failure = err
@@ -206,6 +209,7 @@ func (s *Syncer) publish(ctx context.Context, name, instance string, want plan.N
 			}
 			return result, err
 		}
+		p.accept(want.Main.Fence)
 		stored, writes, err := s.execute(ctx, have, want, p)
 		result.Writes += writes
 		switch {
@@ -227,8 +231,8 @@ func (s *Syncer) publish(ctx context.Context, name, instance string, want plan.N
 
 // admit refuses what must not be written over have.
 func (s *Syncer) admit(ctx context.Context, have *ciliumnode.CiliumNode, instance string, fence plan.Fence) error {
-	if have.Spec.InstanceID != "" && have.Spec.InstanceID != instance {
-		return fmt.Errorf("%w: %s is %s, the snapshot is of %s", ErrInstanceMismatch, have.Name, have.Spec.InstanceID, instance)
+	if id := view.InstanceID(have); id != "" && id != instance {
+		return fmt.Errorf("%w: %s is %s, the snapshot is of %s", ErrInstanceMismatch, have.Name, id, instance)
 	}
 	stored := view.Fence(have)
 	if stored == (plan.Fence{}) {

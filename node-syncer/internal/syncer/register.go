@@ -86,7 +86,7 @@ func (s *Syncer) register(ctx context.Context, api registry, want *ciliumnode.Ci
 		return nil, err
 	}
 	if reused(have, want.Spec.InstanceID, node.UID) {
-		s.log.InfoContext(ctx, "node name reused", telemetry.KeyNode, want.Name, telemetry.KeyInstance, want.Spec.InstanceID, "before", have.Spec.InstanceID)
+		s.log.InfoContext(ctx, "node name reused", telemetry.KeyNode, want.Name, telemetry.KeyInstance, want.Spec.InstanceID, "before", view.InstanceID(have))
 		if err := api.Delete(ctx, have.Name, have.UID); err != nil {
 			return nil, err
 		}
@@ -97,7 +97,7 @@ func (s *Syncer) register(ctx context.Context, api registry, want *ciliumnode.Ci
 
 // reused reports whether an object belongs to another node of the same name.
 func reused(have *ciliumnode.CiliumNode, instance string, node types.UID) bool {
-	if have.Spec.InstanceID != "" && have.Spec.InstanceID != instance {
+	if id := view.InstanceID(have); id != "" && id != instance {
 		return true
 	}
 	for _, o := range have.OwnerReferences {
@@ -123,6 +123,11 @@ func updated(have, want *ciliumnode.CiliumNode) *ciliumnode.CiliumNode {
 	out.Spec.ENI.AvailabilityZone = want.Spec.ENI.AvailabilityZone
 	out.Spec.ENI.VPCID = want.Spec.ENI.VPCID
 	out.Spec.ENI.NodeSubnetID = want.Spec.ENI.NodeSubnetID
+	// An address of a kind that the agent names is its to say.
+	out.Spec.Addresses = slices.DeleteFunc(out.Spec.Addresses, func(a ciliumnode.Address) bool {
+		sameKind := func(w ciliumnode.Address) bool { return w.Type == a.Type }
+		return slices.ContainsFunc(want.Spec.Addresses, sameKind) && !slices.Contains(want.Spec.Addresses, a)
+	})
 	for _, a := range want.Spec.Addresses {
 		if !slices.Contains(out.Spec.Addresses, a) {
 			out.Spec.Addresses = append(out.Spec.Addresses, a)

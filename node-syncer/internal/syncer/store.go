@@ -122,6 +122,9 @@ func (s *Store) CiliumNodeChanged(n *ciliumnode.CiliumNode) {
 	}
 	told := e.ours && e.object.UID == n.UID && e.object.ResourceVersion == n.ResourceVersion
 	e.object, e.ours = n, false
+	if !registered(n) {
+		e.around.Used, e.around.Waiting = nil, 0 // Whoever took it over writes what is used.
+	}
 	if !told {
 		s.touch(n.Name, e)
 	}
@@ -148,7 +151,13 @@ func older(a, b *ciliumnode.CiliumNode) bool {
 	if a.UID != b.UID {
 		return false
 	}
-	order, err := resourceversion.CompareResourceVersion(a.ResourceVersion, b.ResourceVersion)
+	return OlderRevision(a.ResourceVersion, b.ResourceVersion)
+}
+
+// OlderRevision reports whether a is an earlier version of an object than b.
+// What cannot be compared, such as an empty one, is not older.
+func OlderRevision(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
 	return err == nil && order < 0
 }
 
@@ -179,8 +188,8 @@ func (s *Store) await(ctx context.Context, n *ciliumnode.CiliumNode) {
 func (s *Store) CiliumNodeGone(n *ciliumnode.CiliumNode) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	e := s.at(n.Name)
-	if e.object == nil || e.object.UID != n.UID {
+	e := s.nodes[n.Name]
+	if e == nil || e.object == nil || e.object.UID != n.UID {
 		return // It was replaced already.
 	}
 	s.remove(e, n)
@@ -194,7 +203,7 @@ func (s *Store) CiliumNodeGone(n *ciliumnode.CiliumNode) {
 func (s *Store) remove(e *entry, n *ciliumnode.CiliumNode) {
 	e.around.Used, e.around.Waiting, e.sequence, e.flushed = nil, 0, 0, time.Time{}
 	s.revision++
-	s.tombstones = append(s.tombstones, tombstone{s.revision, &nodev1.NodeRemoval{NodeName: n.Name, Uid: string(n.UID), InstanceId: n.Spec.InstanceID}})
+	s.tombstones = append(s.tombstones, tombstone{s.revision, &nodev1.NodeRemoval{NodeName: n.Name, Uid: string(n.UID), InstanceId: view.InstanceID(n)}})
 	if excess := len(s.tombstones) - maxTombstones; excess > 0 {
 		s.forgotten = s.tombstones[excess-1].revision
 		s.tombstones = slices.Delete(s.tombstones, 0, excess)
@@ -221,6 +230,9 @@ func (s *Store) NodeChanged(n *corev1.Node) {
 	if e.hasNode && e.around.NodeUID == uid && e.around.MaxPods == maxPods {
 		return // A heartbeat.
 	}
+	if e.hasNode && e.around.NodeUID != uid {
+		e.orphan(e.around.NodeUID) // Its removal was not told.
+	}
 	e.hasNode, e.around.NodeUID, e.around.MaxPods = true, uid, maxPods
 	s.touch(n.Name, e)
 }
@@ -232,11 +244,25 @@ func (s *Store) NodeGone(n *corev1.Node) {
 	defer s.mu.Unlock()
 	e := s.at(n.Name)
 	e.hasNode, e.around.NodeUID, e.around.MaxPods = false, "", 0
+	e.orphan(string(n.UID))
+	s.touch(n.Name, e)
+	s.drop(n.Name, e)
+}
+
+// orphan tells the agents of a Node that it is gone. The object may belong to its
+// successor already, as the two kinds of news come on different ways: its agent
+// is not meant.
+func (e *entry) orphan(node string) {
+	if e.object != nil {
+		for _, o := range e.object.OwnerReferences {
+			if o.Kind == "Node" && string(o.UID) != node {
+				return
+			}
+		}
+	}
 	for w := range e.agents {
 		w.removed = true
 	}
-	s.touch(n.Name, e)
-	s.drop(n.Name, e)
 }
 
 // PendingPods takes how many pods of a node wait for an address.

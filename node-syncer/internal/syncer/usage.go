@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +23,8 @@ const (
 	usageInterval = 5 * time.Second
 	// usageWriters bounds how many nodes are written at once.
 	usageWriters = 16
+	// lastMoment is how long the reports that are left may take after a stop.
+	lastMoment = 2 * time.Second
 )
 
 // Usage writes what agents report to status.ipam.used: at once when a watermark
@@ -108,15 +111,20 @@ func (u *Usage) flush(ctx context.Context, name string) error {
 		if err := backoff.wait(ctx); err != nil {
 			return fmt.Errorf("%w: %w", err, failed)
 		}
-		if _, now, err = u.store.reported(name); err != nil {
+		var known *ciliumnode.CiliumNode
+		if known, now, err = u.store.reported(name); err != nil {
 			return err
 		}
 		have, err = u.kube.CiliumNode(ctx, name)
+		if err == nil && (have.UID != known.UID || !registered(have)) {
+			return fmt.Errorf("%w: %s is no longer what was reported on", ErrNodeUnknown, name)
+		}
 	}
 }
 
-// Run writes reports that were not urgent when they are due, until ctx ends, and
-// returns nil then. Nodes do not wait for each other.
+// Run writes reports that were not urgent when they are due, until ctx ends. Then
+// it writes what is left, as far as that is done in a moment, and returns nil.
+// Nodes do not wait for each other.
 func (u *Usage) Run(ctx context.Context) error {
 	var writers errgroup.Group
 	writers.SetLimit(usageWriters)
@@ -134,11 +142,31 @@ func (u *Usage) Run(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return writers.Wait()
+			return errors.Join(writers.Wait(), u.finish(ctx))
 		case <-u.wake:
 		case <-timer:
 		}
 	}
+}
+
+// finish writes all that is not written yet: it was taken from agents, and
+// nobody else knows it.
+func (u *Usage) finish(ctx context.Context) error {
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), lastMoment)
+	defer cancel()
+	var writers errgroup.Group
+	writers.SetLimit(usageWriters)
+	u.mu.Lock()
+	names := slices.Sorted(maps.Keys(u.due))
+	clear(u.due)
+	u.mu.Unlock()
+	for _, name := range names {
+		writers.Go(func() error {
+			u.background(bounded, name)
+			return nil
+		})
+	}
+	return writers.Wait()
 }
 
 func (u *Usage) background(ctx context.Context, name string) {
@@ -146,7 +174,11 @@ func (u *Usage) background(ctx context.Context, name string) {
 	bounded, cancel := context.WithTimeout(ctx, usageInterval)
 	defer cancel()
 	err := u.flush(bounded, name)
-	if err == nil || ctx.Err() != nil || errors.Is(err, ErrNodeUnknown) || errors.Is(err, kube.ErrNotFound) {
+	switch {
+	case err == nil, errors.Is(err, ErrNodeUnknown), errors.Is(err, kube.ErrNotFound):
+		return
+	case errors.Is(ctx.Err(), context.Canceled):
+		u.schedule(name, time.Now()) // The program stops: see finish.
 		return
 	}
 	u.log.WarnContext(ctx, "usage could not be written", telemetry.KeyNode, name, telemetry.KeyReason, ReasonOf(err).String(), telemetry.KeyError, err)
