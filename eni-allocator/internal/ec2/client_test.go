@@ -411,14 +411,6 @@ func TestTracesAndMetrics(t *testing.T) {
 	}
 }
 
-// A server faster than any real one must not lose answers.
-func TestAnswersOfAFastServerArrive(t *testing.T) {
-	c, _ := start(t, nil, Config{}, Deps{})
-	for range 300 {
-		must(c.Network(t.Context(), []plan.VPCID{vpcID}))(t)
-	}
-}
-
 func TestMalformedENIs(t *testing.T) {
 	good := func() types.NetworkInterface {
 		return types.NetworkInterface{
