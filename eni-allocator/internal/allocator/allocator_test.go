@@ -3,8 +3,10 @@ package allocator_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -468,31 +470,70 @@ func TestUnknownInstanceIsNotPublished(t *testing.T) {
 	}
 }
 
-// TestB6StaleDescribe shows old lists of addresses for a while after an Assign.
+func TestWithoutEC2NothingIsDone(t *testing.T) {
+	w := newWorld(t)
+	w.node("n", medium, 2)
+	w.fault(refuseAll("DescribeSubnets", apiError("UnauthorizedOperation", "You are not authorized to perform: ec2:DescribeSubnets", 403)))
+	a := w.start()
+	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	defer cancel()
+	_, err := a.Ensure(ctx, "n", 1, nil)
+	var blocked *allocator.BlockedError
+	if !errors.As(err, &blocked) || blocked.Reason != reason.EC2Denied || !strings.Contains(blocked.Message, "ec2:DescribeSubnets") {
+		t.Errorf("%v", err)
+	}
+	if s, err := a.Node("n"); err != nil || len(s.Conditions) != 1 || reason.Reason(s.Conditions[0].GetReason()) != reason.EC2Denied {
+		t.Errorf("%+v, %v", s.Conditions, err)
+	}
+	if got := w.changes(); len(got) != 0 || w.syncer.published("n").GetFence() != nil {
+		t.Errorf("changes %v", got)
+	}
+	w.heal()
+	w.poolOf("n", 2)
+}
+
+// TestB6StaleDescribe has every reading show the addresses of before an Assign,
+// as EC2 does for a moment, while the allocator reads again and again.
 func TestB6StaleDescribe(t *testing.T) {
 	w := newWorld(t)
 	w.node("n", medium, 3)
-	release := make(chan struct{})
+	var mu sync.Mutex
+	old := make(map[string]ec2sim.Response) // by everything that was asked
+	stale, replays := false, 0
+	w.fault(fault{instead: func(c ec2sim.Call, now ec2sim.Response) ec2sim.Response {
+		if c.Action != "DescribeNetworkInterfaces" && c.Action != "DescribeSubnets" {
+			return now
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		asked := fmt.Sprint(c.Params)
+		if before, ok := old[asked]; stale && ok {
+			replays++
+			return before
+		}
+		old[asked] = now
+		return now
+	}})
 	w.start(func(c *allocator.Config) { c.ResyncInterval = 20 * time.Millisecond })
 	w.poolOf("n", 3)
-	// From now on readings show an ENI that lacks what was assigned.
-	gone := w.syncer.pool("n")
-	w.fault(fault{before: func(c ec2sim.Call) *ec2sim.APIError {
-		select {
-		case <-release:
-		default:
-			if c.Action == "DescribeNetworkInterfaces" {
-				return apiError("RequestLimitExceeded", "Request limit exceeded.", 503)
-			}
-		}
-		return nil
-	}})
+	had := w.syncer.pool("n")
+	mu.Lock()
+	stale = true
+	mu.Unlock()
 	w.syncer.use("n", 1)
 	w.poolOf("n", 4)
-	close(release)
-	for _, a := range gone {
-		if !slices.Contains(w.syncer.pool("n"), a) {
-			t.Errorf("%s was lost", a)
+	had = append(had, w.syncer.pool("n")...)
+	for {
+		mu.Lock()
+		enough := replays > 20
+		mu.Unlock()
+		if enough {
+			break
+		}
+		for _, a := range had {
+			if !slices.Contains(w.syncer.pool("n"), a) {
+				t.Fatalf("%s was lost", a)
+			}
 		}
 	}
 	if n := count(w.changes(), "AssignPrivateIpAddresses"); n != 2 {

@@ -68,6 +68,9 @@ type world struct {
 type fault struct {
 	before func(ec2sim.Call) *ec2sim.APIError
 	after  func(ec2sim.Call) *ec2sim.APIError
+	// instead, unless nil, is given the answer of a call and returns what the
+	// caller gets for it.
+	instead func(ec2sim.Call, ec2sim.Response) ec2sim.Response
 }
 
 func newWorld(t *testing.T) *world {
@@ -126,6 +129,9 @@ func (w *world) middleware(next ec2sim.Handler) ec2sim.Handler {
 				if err := f.after(call); err != nil {
 					return nil, err
 				}
+			}
+			if f.instead != nil && refusal == nil {
+				resp = f.instead(call, resp)
 			}
 		}
 		return resp, refusal

@@ -113,12 +113,24 @@ func (n *node) resynced(ok bool) {
 
 // status returns the node as it is now.
 func (n *node) status() Status {
+	n.term.mu.Lock()
+	failure := n.term.failure
+	n.term.mu.Unlock()
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	s := n.latest
 	s.Wire = n.demand
 	if s.ReadAt.IsZero() {
 		s.Demand = wire.Demand(n.demand)
+		switch {
+		case len(s.Conditions) > 0:
+		case n.undone != nil:
+			s.Conditions = []*nodev1.Condition{condition(n.undone.Blocked, time.Time{})}
+		case failure != nil:
+			s.Conditions = []*nodev1.Condition{condition(plan.Blocked{Reason: causeOf(failure), Message: failure.Error()}, time.Time{})}
+		default:
+			s.Conditions = []*nodev1.Condition{condition(plan.Blocked{Reason: reason.NotReady, Message: "the instance was not read from EC2 yet"}, time.Time{})}
+		}
 	}
 	if n.sent != nil {
 		s.Published = n.sent.fence()

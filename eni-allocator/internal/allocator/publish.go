@@ -58,8 +58,13 @@ func newSnapshot(name string, instance plan.InstanceID, pool wire.Pool, conditio
 	return s
 }
 
+// condition converts a block. A zero since means that it is not known.
 func condition(b plan.Blocked, since time.Time) *nodev1.Condition {
-	return &nodev1.Condition{Reason: wire.Reason(b.Reason), Message: b.Message, Since: timestamppb.New(since)}
+	out := wire.Blocked(&b)
+	if !since.IsZero() {
+		out.Since = timestamppb.New(since)
+	}
+	return out
 }
 
 // fence is nil until the snapshot was given one.
@@ -168,14 +173,14 @@ func (n *node) publish(ctx context.Context) error {
 			continue
 		}
 		err := n.push(ctx, s)
-		if ctx.Err() != nil {
-			return nil
-		}
 		if err == nil {
 			failures = 0
 			n.served()
 			nudge(n.wake)
 			continue
+		}
+		if ctx.Err() != nil {
+			continue // It ends above.
 		}
 		why := rpc.ReasonOf(err)
 		failures++

@@ -24,19 +24,18 @@ import (
 type term struct {
 	*Allocator
 	lease.Term
-	cache    *reading.Cache
-	acting   *semaphore.Weighted
-	sending  *semaphore.Weighted
-	flights  singleflight.Group
-	lastTry  attempts
-	over     chan struct{} // closed when the term ends
-	synced   event         // the demand of all nodes was seen once
-	ready    event         // and EC2 was read once after it
-	group    *errgroup.Group
-	mu       sync.Mutex // guards nodes and failure
-	nodes    map[string]*node
-	failure  error // why EC2 was not read; nil once it was
-	resyncIn time.Duration
+	cache   *reading.Cache
+	acting  *semaphore.Weighted
+	sending *semaphore.Weighted
+	flights singleflight.Group
+	lastTry attempts
+	over    chan struct{} // closed when the term ends
+	synced  event         // the demand of all nodes was seen once
+	ready   event         // and EC2 was read once after it
+	group   *errgroup.Group
+	mu      sync.Mutex // guards nodes and failure
+	nodes   map[string]*node
+	failure error // why EC2 was not read; nil once it was
 }
 
 // event happens once.
