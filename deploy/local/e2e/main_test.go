@@ -33,7 +33,7 @@ import (
 const (
 	root = "../../.." // of the repository, from this folder
 	// patience bounds how long a test waits for anything to come about.
-	patience = 30 * time.Second
+	patience = 60 * time.Second
 	// restoreDeadline is how long restarted agents keep what nobody wants.
 	restoreDeadline = 2 * time.Second
 )

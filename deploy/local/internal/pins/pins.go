@@ -13,16 +13,17 @@ import (
 	"slices"
 	"syscall"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
 // MountPoint is where the BPF file system is expected, by everybody.
 const MountPoint = "/sys/fs/bpf"
 
-// ErrUnavailable says that this process can not use a BPF file system: it is
-// not root, or the kernel or a container forbids the mount. Agents then keep
-// their maps in memory.
-var ErrUnavailable = errors.New("no BPF file system")
+// ErrUnavailable says that this process can not pin maps: it is not root, or the
+// kernel or a container forbids the mount. Agents then keep their maps in
+// memory.
+var ErrUnavailable = errors.New("no kernel maps")
 
 // ErrInUse says that another stack has the same root.
 var ErrInUse = errors.New("in use by another stack")
@@ -73,6 +74,10 @@ func (r *Root) take() error {
 		return fmt.Errorf("lock %s: %w", r.path, err)
 	}
 	r.lock = lock
+	if err := probe(filepath.Join(r.path, "probe")); err != nil {
+		_ = errors.Join(os.RemoveAll(r.path), lock.Close()) // the probe's error says more
+		return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
 	entries, err := os.ReadDir(r.path)
 	if err != nil {
 		return err
@@ -83,6 +88,19 @@ func (r *Root) take() error {
 		}
 	}
 	return nil
+}
+
+// probe makes and pins a map like the agents': the folder alone says nothing,
+// since anybody may make one.
+func probe(path string) error {
+	if err := os.RemoveAll(path); err != nil {
+		return err
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LPMTrie, KeySize: 24, ValueSize: 24, MaxEntries: 1, Flags: unix.BPF_F_NO_PREALLOC})
+	if err != nil {
+		return err
+	}
+	return errors.Join(m.Pin(path), m.Unpin(), m.Close())
 }
 
 // Path is the folder.

@@ -31,7 +31,8 @@ func environment(more ...string) []string {
 		// Spans are looked at right after a call; the default is 5 s.
 		"OTEL_BSP_SCHEDULE_DELAY=300",
 	}
-	for _, name := range []string{"PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "GOTRACEBACK", "GORACE"} {
+	// The last one marks the processes of a run of CI.
+	for _, name := range []string{"PATH", "HOME", "TMPDIR", "XDG_CACHE_HOME", "GOTRACEBACK", "GORACE", "ENIPLANE_CI_RUN"} {
 		if value, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+value)
 		}
@@ -99,7 +100,7 @@ func (s *Stack) startServices(ctx context.Context) error {
 			"--cluster-name=local",
 			"--lease-namespace="+Namespace,
 			// A killed one is followed soon.
-			"--lease-duration=5s",
+			"--lease-duration=8s",
 		),
 		env: environment(
 			"AWS_ENDPOINT_URL_EC2="+s.endpoints.EC2,
