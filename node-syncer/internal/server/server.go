@@ -10,7 +10,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	reasonv1 "github.com/eniplane/eniplane/gen/eniplane/reason/v1"
 
@@ -67,8 +69,20 @@ func New(client *kube.Client, store *syncer.Store, sync *syncer.Syncer, usage *s
 	return &Server{kube: client, store: store, syncer: sync, usage: usage, patience: 30 * time.Second}
 }
 
+// checkName refuses what cannot be the name of a Node, before it becomes part of
+// a path.
+func checkName(field, name string) error {
+	if flaws := validation.IsDNS1123Subdomain(name); len(flaws) > 0 {
+		return rpc.InvalidField(field, reason.FieldInvalid, "%q: %s", name, flaws[0])
+	}
+	return nil
+}
+
 // RegisterNode creates or updates the CiliumNode of a node.
 func (s *Server) RegisterNode(ctx context.Context, req *nodev1.RegisterNodeRequest) (*nodev1.RegisterNodeResponse, error) {
+	if err := checkName("node_name", req.GetNodeName()); err != nil {
+		return nil, err
+	}
 	stored, err := s.syncer.Register(ctx, s.kube, req)
 	if err != nil {
 		return nil, statusOf(err)
@@ -98,6 +112,9 @@ func (s *Server) ReportUsage(ctx context.Context, req *nodev1.ReportUsageRequest
 
 // PublishPool brings a CiliumNode to a snapshot.
 func (s *Server) PublishPool(ctx context.Context, req *nodev1.PublishPoolRequest) (*nodev1.PublishPoolResponse, error) {
+	if err := checkName("snapshot.node_name", req.GetSnapshot().GetNodeName()); err != nil {
+		return nil, err
+	}
 	if flaw := view.Check(req.GetSnapshot()); flaw != nil {
 		return nil, rpc.InvalidField(flaw.Field, flaw.Reason, "%s", flaw.Text)
 	}
@@ -108,6 +125,10 @@ func (s *Server) PublishPool(ctx context.Context, req *nodev1.PublishPoolRequest
 	return &nodev1.PublishPoolResponse{Revision: result.Revision, Writes: uint32(max(result.Writes, 0))}, nil //nolint:gosec // Counts up from 0.
 }
 
+// catchUp is how long a replica that is behind the view that an agent has does
+// not show it an older one.
+const catchUp = 5 * time.Second
+
 // WatchNode streams the views of one node.
 func (s *Server) WatchNode(req *nodev1.WatchNodeRequest, stream grpc.ServerStreamingServer[nodev1.WatchNodeResponse]) error {
 	watch, err := s.store.WatchNode(req.GetNodeName())
@@ -116,17 +137,27 @@ func (s *Server) WatchNode(req *nodev1.WatchNodeRequest, stream grpc.ServerStrea
 	}
 	defer watch.Stop()
 	shown := req.GetRevision()
+	behind := time.NewTimer(catchUp)
+	defer behind.Stop()
+	waited := false
 	for {
 		select {
 		case <-stream.Context().Done():
 			return statusOf(stream.Context().Err())
 		case <-watch.Changed():
+		case <-behind.C:
+			waited = true
 		}
 		object, gone := watch.Next()
 		if gone {
 			return send(stream, &nodev1.WatchNodeResponse{Removed: true}, s.patience)
 		}
 		if object.ResourceVersion == shown {
+			continue
+		}
+		// Another replica may have shown what this one has yet to learn. It is not
+		// waited for forever: a restored cluster counts from an older version on.
+		if !waited && syncer.OlderRevision(object.ResourceVersion, shown) {
 			continue
 		}
 		shown = object.ResourceVersion
@@ -188,6 +219,8 @@ func send[T any](stream grpc.ServerStreamingServer[T], m *T, patience time.Durat
 	select {
 	case err := <-sent:
 		return err
+	case <-stream.Context().Done():
+		return statusOf(stream.Context().Err()) // A stop does not wait for a reader.
 	case <-t.C:
 		return rpc.Refuse(codes.ResourceExhausted, reason.SlowReader, "the reader took nothing for %v", patience)
 	}
@@ -226,7 +259,11 @@ func (s *Server) node(name string) (*nodev1.NodeStatus, error) {
 
 const defaultPage = 100
 
-// ListNodes returns a page of nodes. The token of a page is the name of its
+// maxPageBytes ends a page before it has as many nodes as were asked for: gRPC
+// would refuse to send it.
+const maxPageBytes = 8 << 20
+
+// ListNodes returns a page of nodes, fewer than asked for if they are large. The token of a page is the name of its
 // last node.
 func (s *Server) ListNodes(_ context.Context, req *nodev1.ListNodesRequest) (*nodev1.ListNodesResponse, error) {
 	names, err := s.store.Nodes()
@@ -241,7 +278,7 @@ func (s *Server) ListNodes(_ context.Context, req *nodev1.ListNodesRequest) (*no
 	if size == 0 {
 		size = defaultPage
 	}
-	resp := &nodev1.ListNodesResponse{}
+	resp, bytes := &nodev1.ListNodesResponse{}, 0
 	for _, name := range names {
 		if name <= after {
 			continue
@@ -256,8 +293,9 @@ func (s *Server) ListNodes(_ context.Context, req *nodev1.ListNodesRequest) (*no
 		if !matches(node, req.GetReason()) {
 			continue
 		}
-		if len(resp.Nodes) == size {
-			resp.NextPageToken = rpc.PageToken(resp.Nodes[size-1].GetView().GetNodeName())
+		bytes += proto.Size(node)
+		if n := len(resp.Nodes); n == size || n > 0 && bytes > maxPageBytes {
+			resp.NextPageToken = rpc.PageToken(resp.Nodes[n-1].GetView().GetNodeName())
 			return resp, nil
 		}
 		resp.Nodes = append(resp.Nodes, node)

@@ -1,11 +1,16 @@
 package view
 
 import (
+	"encoding/json"
 	"fmt"
 	"net/netip"
 
+	"google.golang.org/protobuf/proto"
+
 	nodev1 "github.com/eniplane/eniplane/gen/eniplane/node/v1"
 	"github.com/eniplane/eniplane/internal/reason"
+	"github.com/eniplane/eniplane/node-syncer/ciliumnode"
+	"github.com/eniplane/eniplane/node-syncer/internal/plan"
 )
 
 // Flaw is what is wrong with a snapshot.
@@ -15,6 +20,23 @@ type Flaw struct {
 	// Reason and Text say what is wrong.
 	Reason reason.Reason
 	Text   string
+}
+
+// maxBytes bounds what a snapshot becomes in an object, which is enough for 11,000
+// addresses. etcd takes 1.5 MiB; what is left is for the API server, which records
+// who manages each address and needs half as much for that, for the fields of
+// others, and for the time in which the object has old and new.
+const maxBytes = 768 << 10
+
+// tooLarge reports whether no object can hold a snapshot, and its size.
+func tooLarge(s *nodev1.PoolSnapshot) (int, bool) {
+	if proto.Size(s) < maxBytes/8 {
+		return 0, false // JSON takes at most six times as much.
+	}
+	want := Wanted(s)
+	n := Edit(Edit(&ciliumnode.CiliumNode{}, plan.MainWrite{Main: want.Main}), plan.StatusWrite{Status: want.Status})
+	raw, err := json.Marshal(n)
+	return len(raw), err != nil || len(raw) > maxBytes
 }
 
 // Check returns the first flaw of a snapshot whose fields already keep the
@@ -102,6 +124,9 @@ func Check(s *nodev1.PoolSnapshot) *Flaw {
 			return &Flaw{field + ".address", reason.AddressNotOnENI, p.GetEniId() + " does not list " + p.GetAddress()}
 		}
 		seen[p.GetAddress()] = true
+	}
+	if size, large := tooLarge(s); large {
+		return &Flaw{"snapshot", reason.FieldInvalid, fmt.Sprintf("its object would have %d bytes, more than the %d that can be stored", size, maxBytes)}
 	}
 	if len(s.GetReleases()) > 0 {
 		return &Flaw{"snapshot.releases", reason.FieldInvalid, "this version does not release addresses"}
