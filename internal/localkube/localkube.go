@@ -7,6 +7,7 @@
 package localkube
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -47,6 +48,9 @@ type Config struct {
 	// empty or not exist. Empty means a new temporary folder, which Stop
 	// removes.
 	Dir string
+	// LogDir is an existing folder for etcd.log and kube-apiserver.log. Empty
+	// means Dir.
+	LogDir string
 	// APIServerBinary and EtcdBinary are paths. Empty means the environment's
 	// ENIPLANE_KUBE_APISERVER and ENIPLANE_ETCD, and without those the pinned
 	// tools of the repository that the working directory is in.
@@ -62,7 +66,7 @@ type Cluster struct {
 	Token      string // of a user in system:masters
 	Kubeconfig string // path of a kubeconfig with that token
 	EtcdURL    string // http://127.0.0.1:port
-	Dir        string // where everything is; log files are etcd.log and kube-apiserver.log
+	Dir        string // where everything is
 
 	cfg       Config
 	temporary bool
@@ -179,7 +183,7 @@ func (c *Cluster) tryStart(ctx context.Context) error {
 	}
 	peer := fmt.Sprintf("http://127.0.0.1:%d", c.ports.etcdPeer)
 	c.etcd, err = child.Start(child.Config{
-		Name: "etcd", Path: c.cfg.EtcdBinary, Log: c.path("etcd.log"), Dir: c.Dir,
+		Name: "etcd", Path: c.cfg.EtcdBinary, Log: c.LogPath("etcd"), Dir: c.Dir,
 		Args: []string{
 			"--name=localkube", "--data-dir=" + c.path("etcd"),
 			"--listen-client-urls=" + c.EtcdURL, "--advertise-client-urls=" + c.EtcdURL,
@@ -202,7 +206,7 @@ func (c *Cluster) StartAPIServer(ctx context.Context) error {
 	defer cancel()
 	var err error
 	c.apiserver, err = child.Start(child.Config{
-		Name: "kube-apiserver", Path: c.cfg.APIServerBinary, Log: c.path("kube-apiserver.log"), Dir: c.Dir,
+		Name: "kube-apiserver", Path: c.cfg.APIServerBinary, Log: c.LogPath("kube-apiserver"), Dir: c.Dir,
 		Args: append([]string{
 			"--etcd-servers=" + c.EtcdURL,
 			"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1",
@@ -241,7 +245,7 @@ func (c *Cluster) await(ctx context.Context, path string) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("kube-apiserver %s: %w: %w\n%s", path, ErrNotReady, ctx.Err(), c.logTail("kube-apiserver.log"))
+			return fmt.Errorf("kube-apiserver %s: %w: %w\n%s", path, ErrNotReady, ctx.Err(), c.logTail("kube-apiserver"))
 		case <-c.etcd.Done():
 			return c.ended("etcd")
 		case <-c.apiserver.Done():
@@ -267,7 +271,7 @@ func (c *Cluster) answers(ctx context.Context, path string) bool {
 }
 
 func (c *Cluster) ended(name string) error {
-	tail := c.logTail(name + ".log")
+	tail := c.logTail(name)
 	// The only sign of it is in the log: both end with 1 whatever was wrong.
 	if strings.Contains(tail, "address already in use") {
 		return fmt.Errorf("%s: %w", name, errPortTaken)
@@ -275,10 +279,15 @@ func (c *Cluster) ended(name string) error {
 	return fmt.Errorf("%s ended: %w\n%s", name, ErrNotReady, tail)
 }
 
+// LogPath is the path of the log of "etcd" or "kube-apiserver".
+func (c *Cluster) LogPath(name string) string {
+	return filepath.Join(cmp.Or(c.cfg.LogDir, c.Dir), name+".log")
+}
+
 // logTail returns the last few kilobytes of a log.
 func (c *Cluster) logTail(name string) string {
 	const most = 4096
-	f, err := os.Open(c.path(name))
+	f, err := os.Open(c.LogPath(name))
 	if err != nil {
 		return ""
 	}

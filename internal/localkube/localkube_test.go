@@ -77,7 +77,10 @@ func TestStartErrors(t *testing.T) {
 		if err := os.WriteFile(script, []byte("#!/bin/sh\necho such a pity\nexit 3\n"), 0o755); err != nil {
 			t.Fatal(err)
 		}
-		_, err := Start(t.Context(), Config{Dir: filepath.Join(dir, "run"), APIServerBinary: script})
+		_, err := Start(t.Context(), Config{Dir: filepath.Join(dir, "run"), LogDir: dir, APIServerBinary: script})
+		if _, err := os.Stat(filepath.Join(dir, "etcd.log")); err != nil {
+			t.Error(err)
+		}
 		if !errors.Is(err, ErrNotReady) || !strings.Contains(err.Error(), "such a pity") {
 			t.Errorf("got %v", err)
 		}

@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"os"
+	"strings"
 	"time"
 )
 
@@ -142,19 +143,29 @@ func randomToken() (string, error) {
 
 // KubeconfigFor writes a kubeconfig for a user of that name in those groups,
 // who may do what RBAC says, and returns its path. A second call for the same
-// name replaces the file.
+// name, or one that differs in punctuation only, replaces the file.
 func (c *Cluster) KubeconfigFor(user string, groups ...string) (string, error) {
 	cert, key, err := c.pki.user(user, groups)
 	if err != nil {
 		return "", fmt.Errorf("certificate of %s: %w", user, err)
 	}
-	path := c.path("kubeconfig-" + hex.EncodeToString([]byte(user)))
+	path := c.path("kubeconfig-" + strings.Map(fileCharacter, user))
 	content := c.kubeconfig(fmt.Sprintf("client-certificate-data: %s\n    client-key-data: %s",
 		base64.StdEncoding.EncodeToString(cert), base64.StdEncoding.EncodeToString(key)))
 	if err := os.WriteFile(path, content, 0o600); err != nil {
 		return "", err
 	}
 	return path, nil
+}
+
+// fileCharacter keeps what may stand in a file's name, also in a list of files.
+func fileCharacter(r rune) rune {
+	switch {
+	case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '-', r == '.':
+		return r
+	default:
+		return '_'
+	}
 }
 
 func (c *Cluster) tokenKubeconfig() []byte { return c.kubeconfig("token: " + c.Token) }

@@ -168,13 +168,15 @@ func (s *Stack) startTraces(ctx context.Context) error {
 }
 
 func (s *Stack) startCluster(ctx context.Context) error {
-	cluster, err := localkube.Start(ctx, localkube.Config{Dir: filepath.Join(s.cfg.Run, kubeFolder)})
+	cluster, err := localkube.Start(ctx, localkube.Config{
+		Dir: filepath.Join(s.cfg.Run, kubeFolder), LogDir: filepath.Join(s.cfg.Run, logsFolder),
+	})
 	if err != nil {
 		return err
 	}
 	s.cluster = cluster
 	for name, pid := range cluster.PIDs() {
-		err := s.keep.setProcess(Process{ProcessID: identify(pid), Name: name, Log: filepath.Join(cluster.Dir, name+".log")})
+		err := s.keep.setProcess(Process{ProcessID: identify(pid), Name: name, Log: cluster.LogPath(name)})
 		if err != nil {
 			return err
 		}
@@ -338,7 +340,6 @@ func (s *Stack) stop() error {
 	s.goroutines.Wait()
 	if s.cluster != nil {
 		s.cluster.Stop()
-		s.keepClusterLogs()
 	}
 	if s.pins != nil {
 		err := s.pins.Close()
@@ -369,14 +370,6 @@ func (s *Stack) stopPrograms() {
 	s.super.halt(agents...)
 	s.super.halt(services...)
 	s.super.halt(s.sim, s.jaeger)
-}
-
-// keepClusterLogs moves the logs of etcd and kube-apiserver to the others.
-func (s *Stack) keepClusterLogs() {
-	for _, name := range []string{"etcd.log", "kube-apiserver.log"} {
-		// A log that is not there is no reason to fail a stop.
-		_ = os.Rename(filepath.Join(s.cluster.Dir, name), filepath.Join(s.cfg.Run, logsFolder, name))
-	}
 }
 
 func (s *Stack) say(format string, args ...any) {
