@@ -183,7 +183,7 @@ func TestStopDoesNotWaitForASlowReader(t *testing.T) {
 // A page of large nodes is shorter than was asked for: every page can be sent.
 func TestPagesOfLargeNodes(t *testing.T) {
 	store := syncer.NewStore("test")
-	const nodes = 40
+	const nodes = 60
 	for i := range nodes {
 		n := &ciliumnode.CiliumNode{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("n-%02d", i), UID: "u", ResourceVersion: "1"}}
 		eni := ciliumnode.ENI{ID: "eni-1", Subnet: ciliumnode.Subnet{CIDR: "10.0.0.0/16"}, VPC: ciliumnode.VPC{PrimaryCIDR: "10.0.0.0/16"}}
@@ -214,6 +214,35 @@ func TestPagesOfLargeNodes(t *testing.T) {
 	}
 	if seen != nodes {
 		t.Errorf("%d nodes listed, want %d", seen, nodes)
+	}
+}
+
+// Somebody replaces all annotations of a node: its agent is told, registers
+// again, and its reports are taken as before.
+func TestLostRegistration(t *testing.T) {
+	r := start(t)
+	node := newNode(t, "lost-registration")
+	register(t, r, node.Name)
+	stream, err := r.WatchNode(t.Context(), &nodev1.WatchNodeRequest{NodeName: node.Name})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := stream.Recv(); err != nil {
+		t.Fatal(err)
+	}
+	patch(t, node.Name, `{"metadata":{"annotations":null}}`)
+	for err == nil {
+		_, err = stream.Recv()
+	}
+	if status.Code(err) != codes.FailedPrecondition || rpc.ReasonOf(err) != reason.NodeUnknown {
+		t.Errorf("the stream ended with %v", err)
+	}
+	register(t, r, node.Name)
+	if err := eventually(10*time.Second, func() error {
+		_, err := r.ReportUsage(t.Context(), &nodev1.ReportUsageRequest{NodeName: node.Name, Sequence: 1})
+		return err
+	}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -139,7 +139,7 @@ func (s *Server) WatchNode(req *nodev1.WatchNodeRequest, stream grpc.ServerStrea
 	shown := req.GetRevision()
 	behind := time.NewTimer(catchUp)
 	defer behind.Stop()
-	waited := false
+	waited, registered := false, false
 	for {
 		select {
 		case <-stream.Context().Done():
@@ -152,6 +152,12 @@ func (s *Server) WatchNode(req *nodev1.WatchNodeRequest, stream grpc.ServerStrea
 		if gone {
 			return send(stream, &nodev1.WatchNodeResponse{Removed: true}, s.patience)
 		}
+		if registered && !view.Registered(object) {
+			// Somebody replaced the annotations. Reports are refused until the agent
+			// registers again, and this makes it do so.
+			return rpc.Refuse(codes.FailedPrecondition, reason.NodeUnknown, "%s is no longer registered", object.Name)
+		}
+		registered = view.Registered(object)
 		if object.ResourceVersion == shown {
 			continue
 		}

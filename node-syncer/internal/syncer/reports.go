@@ -19,11 +19,6 @@ const defaultPreAllocate = 8
 // used is what an agent says its node uses, by address.
 type used map[string]ciliumnode.Allocation
 
-// registered reports whether what a node uses is ours to write.
-func registered(n *ciliumnode.CiliumNode) bool {
-	return n.Annotations[view.RegisteredAnnotation] == "true"
-}
-
 // report takes, at a given time, what an agent uses and who waits, and returns
 // when that should be written: the same time if a watermark was crossed or
 // nothing was written for an interval. Errors are ErrNotReady, ErrNodeUnknown and
@@ -35,7 +30,7 @@ func (s *Store) report(name string, sequence uint64, reported used, waiting uint
 		return time.Time{}, ErrNotReady
 	}
 	e := s.nodes[name]
-	if e == nil || e.object == nil || !registered(e.object) {
+	if e == nil || e.object == nil || !view.Registered(e.object) {
 		return time.Time{}, fmt.Errorf("%w: %s was not registered", ErrNodeUnknown, name)
 	}
 	if sequence < e.sequence {
@@ -73,7 +68,7 @@ func (s *Store) reported(name string) (*ciliumnode.CiliumNode, used, error) {
 		return nil, nil, ErrNotReady
 	}
 	e := s.nodes[name]
-	if e == nil || e.object == nil || !registered(e.object) {
+	if e == nil || e.object == nil || !view.Registered(e.object) {
 		return nil, nil, fmt.Errorf("%w: %s was not registered", ErrNodeUnknown, name)
 	}
 	return e.object, e.around.Used, nil

@@ -122,7 +122,7 @@ func (s *Store) CiliumNodeChanged(n *ciliumnode.CiliumNode) {
 	}
 	told := e.ours && e.object.UID == n.UID && e.object.ResourceVersion == n.ResourceVersion
 	e.object, e.ours = n, false
-	if !registered(n) {
+	if !view.Registered(n) {
 		e.around.Used, e.around.Waiting = nil, 0 // Whoever took it over writes what is used.
 	}
 	if !told {

@@ -15,6 +15,7 @@ import (
 	"github.com/eniplane/eniplane/internal/telemetry"
 	"github.com/eniplane/eniplane/node-syncer/ciliumnode"
 	"github.com/eniplane/eniplane/node-syncer/internal/kube"
+	"github.com/eniplane/eniplane/node-syncer/internal/view"
 )
 
 const (
@@ -116,7 +117,7 @@ func (u *Usage) flush(ctx context.Context, name string) error {
 			return err
 		}
 		have, err = u.kube.CiliumNode(ctx, name)
-		if err == nil && (have.UID != known.UID || !registered(have)) {
+		if err == nil && (have.UID != known.UID || !view.Registered(have)) {
 			return fmt.Errorf("%w: %s is no longer what was reported on", ErrNodeUnknown, name)
 		}
 	}

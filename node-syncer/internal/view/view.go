@@ -48,6 +48,12 @@ func Fence(n *ciliumnode.CiliumNode) plan.Fence {
 	return plan.Fence{Epoch: e, Generation: g}
 }
 
+// Registered reports whether an agent of ours registered the node: what it uses
+// is ours to write then.
+func Registered(n *ciliumnode.CiliumNode) bool {
+	return n.Annotations[RegisteredAnnotation] == "true"
+}
+
 // Stored returns what plan.Sync needs to know of an object.
 func Stored(n *ciliumnode.CiliumNode) plan.Node {
 	out := plan.Node{
@@ -237,7 +243,7 @@ func Demand(n *ciliumnode.CiliumNode, around Surroundings) *nodev1.NodeDemand {
 		PendingPods: around.PendingPods, Waiting: around.Waiting, MaxPods: around.MaxPods,
 		Stored:     &nodev1.StoredState{Fence: wireFence(stored.Main.Fence), Digest: pooldigest.Of(enis, pool)},
 		Revision:   n.ResourceVersion,
-		Registered: n.Annotations[RegisteredAnnotation] == "true",
+		Registered: Registered(n),
 		Conditions: conditions(n),
 	}
 	for _, address := range slices.Sorted(maps.Keys(used)) {
