@@ -55,16 +55,14 @@ func TestIdleAllocatorIsQuiet(t *testing.T) {
 	w.start(func(c *allocator.Config) { c.Recheck = 10 * time.Millisecond })
 	w.poolOf("n", 2)
 	w.quiet()
-	calls, accepted := w.sim.Calls().Total(), w.syncer.accepted
-	w.syncer.set("n", func(d *nodev1.NodeDemand) { d.Revision = "whatever" })
+	calls, stored := w.sim.Calls().Total(), len(w.syncer.History("n"))
+	w.syncer.Edit("n", func(*nodev1.NodeDemand) {})
 	time.Sleep(300 * time.Millisecond) // Nothing is waited for: that is the point.
 	if got := w.sim.Calls().Total(); got != calls {
 		t.Errorf("%d calls to EC2 while nothing was wanted", got-calls)
 	}
-	w.syncer.mu.Lock()
-	defer w.syncer.mu.Unlock()
-	if w.syncer.accepted != accepted {
-		t.Errorf("%d snapshots while nothing changed", w.syncer.accepted-accepted)
+	if got := len(w.syncer.History("n")); got != stored {
+		t.Errorf("%d snapshots while nothing changed", got-stored)
 	}
 }
 
@@ -217,7 +215,10 @@ func TestNoAmplification(t *testing.T) {
 		{"refused", apiError("UnsupportedOperation", "The operation is not supported.", 400), reason.EC2Refused},
 	} {
 		for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface", "ModifyNetworkInterfaceAttribute"} {
-			t.Run(tt.name+"/"+action, func(t *testing.T) { mustNotAmplify(t, action, tt.err, tt.want) })
+			t.Run(tt.name+"/"+action, func(t *testing.T) {
+				t.Parallel()
+				mustNotAmplify(t, action, tt.err, tt.want)
+			})
 		}
 	}
 }
@@ -382,10 +383,10 @@ func TestStoredStateThatWasEditedIsHealed(t *testing.T) {
 	w.quiet()
 	for range 2 {
 		fence := w.syncer.published("n").GetFence()
-		w.syncer.set("n", func(d *nodev1.NodeDemand) { d.Stored.Digest = "edited" })
+		w.syncer.Edit("n", func(d *nodev1.NodeDemand) { d.Stored.Digest = "edited" })
 		eventually(t, "it is published again", func() bool { return w.syncer.published("n").GetFence().GetGeneration() > fence.GetGeneration() })
 	}
-	w.syncer.set("n", func(d *nodev1.NodeDemand) { d.Stored.Fence = nil })
+	w.syncer.Edit("n", func(d *nodev1.NodeDemand) { d.Stored.Fence = nil })
 	fence := w.syncer.published("n").GetFence()
 	eventually(t, "a lost fence is written again", func() bool { return w.syncer.published("n").GetFence().GetGeneration() > fence.GetGeneration() })
 	if got := w.changes(); len(got) != 1 {
@@ -397,12 +398,12 @@ func TestPublishIsRetried(t *testing.T) {
 	w := newWorld(t)
 	w.node("n", medium, 2)
 	refusals := 0
-	w.syncer.refuse = func(*nodev1.PoolSnapshot) error {
+	w.syncer.OnPublish(func(*nodev1.PoolSnapshot) error {
 		if refusals++; refusals > 3 {
 			return nil
 		}
 		return rpc.Refuse(codes.Aborted, reason.Conflict, "somebody was faster")
-	}
+	})
 	a := w.start()
 	if _, err := a.Ensure(t.Context(), "n", 4, nil); err != nil {
 		t.Error(err)
@@ -413,7 +414,9 @@ func TestPoisonedEpochHurtsNobodyElse(t *testing.T) {
 	w := newWorld(t)
 	w.node("n", medium, 2)
 	w.node("m", tiny, 1)
-	w.syncer.stored["n"] = &nodev1.PoolSnapshot{NodeName: "n", Fence: &nodev1.Fence{Epoch: 1 << 60, Generation: 1}}
+	w.syncer.Edit("n", func(d *nodev1.NodeDemand) {
+		d.Stored = &nodev1.StoredState{Fence: &nodev1.Fence{Epoch: 1 << 60, Generation: 1}}
+	})
 	a := w.start()
 	w.poolOf("m", 1)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
@@ -432,7 +435,7 @@ func TestRemovedNodeIsLeftAlone(t *testing.T) {
 	w.poolOf("n", 6)
 	w.quiet()
 	before := len(w.changes())
-	w.syncer.remove("n")
+	w.syncer.Remove("n")
 	eventually(t, "it is forgotten", func() bool { _, err := a.Node("n"); return errors.Is(err, allocator.ErrNodeUnknown) })
 	w.quiet()
 	if got := w.changes()[before:]; len(got) != 0 {

@@ -24,7 +24,10 @@ func TestCrash(t *testing.T) {
 	actions := []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface", "ModifyNetworkInterfaceAttribute"}
 	for _, action := range actions {
 		for _, after := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s/done=%t", action, after), func(t *testing.T) { crash(t, action, after) })
+			t.Run(fmt.Sprintf("%s/done=%t", action, after), func(t *testing.T) {
+				t.Parallel()
+				crash(t, action, after)
+			})
 		}
 	}
 }
@@ -65,6 +68,7 @@ func crash(t *testing.T, action string, after bool) {
 func TestLostAnswers(t *testing.T) {
 	for _, action := range []string{"AssignPrivateIpAddresses", "CreateNetworkInterface", "AttachNetworkInterface", "ModifyNetworkInterfaceAttribute"} {
 		t.Run(action, func(t *testing.T) {
+			t.Parallel()
 			w := newWorld(t)
 			w.node("n", medium, 7)
 			var once sync.Once

@@ -28,6 +28,7 @@ import (
 	"github.com/eniplane/eniplane/eni-allocator/internal/ec2"
 	"github.com/eniplane/eniplane/eni-allocator/internal/lease"
 	"github.com/eniplane/eniplane/eni-allocator/internal/plan"
+	"github.com/eniplane/eniplane/eni-allocator/internal/syncertest"
 )
 
 func TestMain(m *testing.M) {
@@ -53,8 +54,7 @@ const (
 type world struct {
 	t      *testing.T
 	sim    *ec2sim.Server
-	syncer *syncer
-	target string
+	syncer syncer
 	epoch  uint64
 	tracer trace.TracerProvider
 
@@ -104,7 +104,7 @@ func newWorld(t *testing.T) *world {
 		http.DefaultClient.CloseIdleConnections()
 	})
 	w.sim = sim
-	w.syncer, w.target = startSyncer(t)
+	w.syncer = syncer{syncertest.Start(t)}
 	return w
 }
 
@@ -198,13 +198,11 @@ func refuseN(action string, n int, err *ec2sim.APIError) fault {
 // of its ENIs.
 func (w *world) node(name, instance string, pre uint32) {
 	types := map[string]string{medium: "t3.medium", tiny: "t3.micro"}
-	w.syncer.set(name, func(d *nodev1.NodeDemand) {
-		first := uint32(0)
-		d.NodeUid, d.Uid, d.InstanceId, d.InstanceType = "uid-"+name, "cn-"+name, instance, types[instance]
-		d.AvailabilityZone, d.VpcId, d.NodeSubnetId = "us-east-1a", "vpc-00000001", own
-		d.Eni = &nodev1.EniSpec{FirstInterfaceIndex: &first}
-		d.Watermarks = &nodev1.Watermarks{PreAllocate: &pre}
-		d.Registered = true
+	first := uint32(0)
+	w.syncer.Set(&nodev1.NodeDemand{
+		NodeName: name, NodeUid: "uid-" + name, Uid: "cn-" + name, InstanceId: instance, InstanceType: types[instance],
+		AvailabilityZone: "us-east-1a", VpcId: "vpc-00000001", NodeSubnetId: own,
+		Eni: &nodev1.EniSpec{FirstInterfaceIndex: &first}, Watermarks: &nodev1.Watermarks{PreAllocate: &pre}, Registered: true,
 	})
 }
 
@@ -225,7 +223,7 @@ func (w *world) startTerm(term lease.Term, edit ...func(*allocator.Config)) *run
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	conn, err := rpc.Dial(w.target, rpc.ClientConfig{}, rpc.ClientDeps{TracerProvider: w.tracer})
+	conn, err := rpc.Dial(w.syncer.Addr, rpc.ClientConfig{}, rpc.ClientDeps{TracerProvider: w.tracer})
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -271,7 +269,7 @@ func closeAll(t *testing.T, conn *grpc.ClientConn, client *ec2.Client) {
 
 func eventually(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(15 * time.Second)
+	deadline := time.Now().Add(30 * time.Second)
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("not in time: %s", what)
@@ -286,9 +284,7 @@ func (w *world) quiet() {
 	var last string
 	since := time.Now()
 	eventually(w.t, "quiet", func() bool {
-		w.syncer.mu.Lock()
-		now := fmt.Sprint(w.sim.Calls().Total(), w.syncer.accepted)
-		w.syncer.mu.Unlock()
+		now := fmt.Sprint(w.sim.Calls().Total(), len(w.syncer.History("n")), len(w.syncer.History("m")))
 		if now != last {
 			last, since = now, time.Now()
 		}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"slices"
 	"strconv"
 	"sync"
@@ -31,6 +32,7 @@ type Syncer struct {
 	Addr string
 
 	client nodev1.NodeSyncerServiceClient
+	t      testing.TB
 
 	mu        sync.Mutex // guards all that follows
 	nodes     map[string]*nodev1.NodeDemand
@@ -46,7 +48,7 @@ type Syncer struct {
 func Start(t testing.TB) *Syncer {
 	t.Helper()
 	s := &Syncer{
-		nodes: make(map[string]*nodev1.NodeDemand), versions: make(map[string]int), removed: make(map[string]*nodev1.NodeRemoval),
+		t: t, nodes: make(map[string]*nodev1.NodeDemand), versions: make(map[string]int), removed: make(map[string]*nodev1.NodeRemoval),
 		history: make(map[string][]*nodev1.PoolSnapshot), changed: make(chan struct{}),
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -239,6 +241,7 @@ func (s *Syncer) PublishPool(_ context.Context, req *nodev1.PublishPoolRequest) 
 		return nil, refuse(codes.FailedPrecondition, reason.StaleGeneration, "generation %d is over", snapshot.GetFence().GetGeneration())
 	}
 	if err := consistent(snapshot); err != nil {
+		s.t.Errorf("snapshot of %s: %v", snapshot.GetNodeName(), err) // No allocator may ever send such a one.
 		return nil, err
 	}
 	if s.onPublish != nil {
@@ -260,8 +263,14 @@ func (s *Syncer) PublishPool(_ context.Context, req *nodev1.PublishPoolRequest) 
 func consistent(s *nodev1.PoolSnapshot) error {
 	listed := make(map[string]bool)
 	for _, e := range s.GetEnis() {
-		if e.GetSubnet().GetCidr() == "" || e.GetVpc().GetPrimaryCidr() == "" || e.GetIp() == "" || len(e.GetMac()) != 17 {
+		subnet, err := netip.ParsePrefix(e.GetSubnet().GetCidr())
+		if err != nil || e.GetVpc().GetPrimaryCidr() == "" || len(e.GetMac()) != 17 {
 			return refuse(codes.InvalidArgument, reason.CIDRUnknown, "%s lacks something", e.GetId())
+		}
+		for _, a := range append([]string{e.GetIp()}, e.GetAddresses()...) {
+			if ip, err := netip.ParseAddr(a); err != nil || !subnet.Contains(ip) {
+				return refuse(codes.InvalidArgument, reason.AddressOutsideSubnet, "%s of %s is not in %s", a, e.GetId(), subnet)
+			}
 		}
 		for _, a := range e.GetAddresses() {
 			listed[e.GetId()+"/"+a] = true
