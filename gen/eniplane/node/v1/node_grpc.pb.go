@@ -59,7 +59,8 @@ type NodeSyncerServiceClient interface {
 	// be skipped; the newest is always delivered. The stream ends with OK after
 	// a view with `removed` set.
 	// Callers: the agent of that node, operators. Idempotent.
-	// Codes: FAILED_PRECONDITION (NODE_UNKNOWN), RESOURCE_EXHAUSTED (SLOW_READER),
+	// Codes: FAILED_PRECONDITION (NODE_UNKNOWN; during a stream, too, where the
+	// registration was lost: register again), RESOURCE_EXHAUSTED (SLOW_READER),
 	// UNAVAILABLE (NOT_READY).
 	WatchNode(ctx context.Context, in *WatchNodeRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchNodeResponse], error)
 	// WatchDemand streams what every node needs: a snapshot that ends with a
@@ -71,8 +72,8 @@ type NodeSyncerServiceClient interface {
 	// PublishPool brings the CiliumNode of one node to the given snapshot: status
 	// widens, the pool moves, status narrows, each write with a precondition. It
 	// returns when the last write is stored.
-	// Callers: eni-allocator. Idempotent: the same (epoch, generation) with the
-	// same content is stored once.
+	// Callers: eni-allocator. Idempotent: a snapshot may come again, with the same
+	// fence; that writes nothing, or brings back what somebody changed since.
 	// Codes: INVALID_ARGUMENT (FIELD_INVALID, DUPLICATE, ADDRESS_NOT_ON_ENI,
 	// ADDRESS_OUTSIDE_SUBNET, CIDR_UNKNOWN), FAILED_PRECONDITION (NODE_UNKNOWN,
 	// INSTANCE_MISMATCH, STALE_EPOCH, STALE_GENERATION), ABORTED (CONFLICT: read
@@ -213,7 +214,8 @@ type NodeSyncerServiceServer interface {
 	// be skipped; the newest is always delivered. The stream ends with OK after
 	// a view with `removed` set.
 	// Callers: the agent of that node, operators. Idempotent.
-	// Codes: FAILED_PRECONDITION (NODE_UNKNOWN), RESOURCE_EXHAUSTED (SLOW_READER),
+	// Codes: FAILED_PRECONDITION (NODE_UNKNOWN; during a stream, too, where the
+	// registration was lost: register again), RESOURCE_EXHAUSTED (SLOW_READER),
 	// UNAVAILABLE (NOT_READY).
 	WatchNode(*WatchNodeRequest, grpc.ServerStreamingServer[WatchNodeResponse]) error
 	// WatchDemand streams what every node needs: a snapshot that ends with a
@@ -225,8 +227,8 @@ type NodeSyncerServiceServer interface {
 	// PublishPool brings the CiliumNode of one node to the given snapshot: status
 	// widens, the pool moves, status narrows, each write with a precondition. It
 	// returns when the last write is stored.
-	// Callers: eni-allocator. Idempotent: the same (epoch, generation) with the
-	// same content is stored once.
+	// Callers: eni-allocator. Idempotent: a snapshot may come again, with the same
+	// fence; that writes nothing, or brings back what somebody changed since.
 	// Codes: INVALID_ARGUMENT (FIELD_INVALID, DUPLICATE, ADDRESS_NOT_ON_ENI,
 	// ADDRESS_OUTSIDE_SUBNET, CIDR_UNKNOWN), FAILED_PRECONDITION (NODE_UNKNOWN,
 	// INSTANCE_MISMATCH, STALE_EPOCH, STALE_GENERATION), ABORTED (CONFLICT: read
