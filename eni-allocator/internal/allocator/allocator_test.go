@@ -225,10 +225,10 @@ func TestNoAmplification(t *testing.T) {
 
 func TestB41DeniedCreateSaysWhy(t *testing.T) {
 	w := newWorld(t)
-	w.node("n", medium, 2)
+	w.node("n", medium, 7)
 	w.fault(refuseAll("CreateNetworkInterface", apiError("UnauthorizedOperation", "You are not authorized to perform: ec2:CreateTags", 403)))
 	a := w.start()
-	w.poolOf("n", 2)
+	w.poolOf("n", 5)
 	_, err := a.Ensure(t.Context(), "n", 6, nil)
 	var blocked *allocator.BlockedError
 	if !errors.As(err, &blocked) || blocked.Reason != reason.EC2Denied || !strings.Contains(blocked.Message, "ec2:CreateTags") || blocked.RetryAfter <= 0 {
