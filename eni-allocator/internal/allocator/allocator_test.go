@@ -315,7 +315,7 @@ func TestB33NotRunningIsForgotten(t *testing.T) {
 	w := newWorld(t)
 	w.node("n", medium, 6)
 	w.fault(refuseN("AttachNetworkInterface", 1, apiError("IncorrectState", "Instance '"+medium+"' is not 'running'.", 400)))
-	w.start()
+	w.start(func(c *allocator.Config) { c.Suspension = time.Second })
 	w.conditionOf("n", reason.InstanceNotRunning)
 	w.poolOf("n", 6)
 	w.quiet()
