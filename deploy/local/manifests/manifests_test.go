@@ -87,6 +87,10 @@ var crds = schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "
 // ports agree with the flags and the probes with the ports.
 func checkPod(t *testing.T, name string, pod corev1.PodSpec) {
 	t.Helper()
+	// Variables of Services look like settings of ours, which must be known.
+	if pod.EnableServiceLinks == nil || *pod.EnableServiceLinks {
+		t.Errorf("%s: variables of Services are injected", name)
+	}
 	if !pod.HostNetwork || pod.DNSPolicy != corev1.DNSDefault {
 		t.Errorf("%s: host network %v, DNS policy %s", name, pod.HostNetwork, pod.DNSPolicy)
 	}

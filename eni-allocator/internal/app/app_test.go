@@ -226,7 +226,7 @@ func TestProgram(t *testing.T) {
 func TestBadSettings(t *testing.T) {
 	good := []string{"--cluster-name=c", "--region=us-east-1"}
 	for _, bad := range []string{
-		"--cluster-name=", "--node-syncer=", "--node-syncer=nowhere", "--lease-namespace=", "--lease-duration=2s", "--lease-duration=3500ms", "--resync-interval=1ms", "--workers=0",
+		"--cluster-name=", "--cluster-name=CHANGE-ME", "--node-syncer=", "--node-syncer=nowhere", "--lease-namespace=", "--lease-duration=2s", "--lease-duration=3500ms", "--resync-interval=1ms", "--workers=0",
 		"--default-first-interface-index=256", "--eni-tags=eniplane.dev/x=y", "--eni-tags=aws:x=y", "--ec2-rate=-1", "--ec2-burst=0",
 		"--ec2-timeout=-1s", "--kubeconfig=/nonexistent", "--eni-tags==y", "--cluster-name=" + strings.Repeat("x", 257),
 	} {

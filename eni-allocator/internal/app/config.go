@@ -46,6 +46,10 @@ type Config struct {
 	EC2 ec2.Config
 }
 
+// placeholder stands in the manifests for the cluster's name. Two clusters that
+// left it there would take each other's ENIs for their own.
+const placeholder = "CHANGE-ME"
+
 func (c *Config) addFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.NodeSyncer, "node-syncer", "127.0.0.1:7420", "address of node-syncer: host:port, or several with commas")
 	fs.StringVar(&c.ClusterName, "cluster-name", "", "name of the cluster, on every ENI that is made; required")
@@ -70,6 +74,8 @@ func (c *Config) validate() error {
 		return errors.New("--node-syncer: is empty")
 	case c.ClusterName == "":
 		return errors.New("--cluster-name: is needed, so that no other cluster's ENIs are taken for ours")
+	case c.ClusterName == placeholder:
+		return fmt.Errorf("--cluster-name: %s is what the manifests say where your cluster's name belongs", placeholder)
 	case len(c.ClusterName) > 256:
 		return fmt.Errorf("--cluster-name: %d characters are more than the 256 of a tag", len(c.ClusterName))
 	case c.LeaseNamespace == "":

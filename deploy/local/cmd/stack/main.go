@@ -67,7 +67,7 @@ func runUp(cmd *cobra.Command, flags command.Flags) error {
 	if rec.Jaeger != "" {
 		fmt.Fprintf(w, "Jaeger\t%s\n", rec.Jaeger)
 	}
-	fmt.Fprintln(w, "\nCtrl-C stops it; so does: stack down")
+	fmt.Fprintln(w, "\nCtrl-C stops it; so does: make stack-down")
 	if err := w.Flush(); err != nil {
 		return errors.Join(err, command.Stop(s, out))
 	}

@@ -107,7 +107,7 @@ func ReadRecord(run string) (Record, error) {
 type keeper struct {
 	run string
 
-	mu  sync.Mutex // guards rec
+	mu  sync.Mutex // guards rec and the file: an older text must not replace a newer one
 	rec Record
 }
 
@@ -119,9 +119,9 @@ func newKeeper(run string) (*keeper, error) {
 // update changes the record and writes it. The file is replaced in one step.
 func (k *keeper) update(change func(*Record)) error {
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	change(&k.rec)
 	text, err := json.MarshalIndent(k.rec, "", "  ")
-	k.mu.Unlock()
 	if err != nil {
 		return err
 	}
