@@ -145,7 +145,9 @@ func (n *node) release() {
 	n.waiters = nil
 	id := plan.InstanceID(n.demand.GetInstanceId())
 	n.mu.Unlock()
-	n.term.cache.Forget(id)
+	if !n.term.shared(id) {
+		n.term.cache.Forget(id)
+	}
 	for _, w := range waiters {
 		w.answer(answer{err: n.farewell()})
 	}

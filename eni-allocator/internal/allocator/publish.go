@@ -187,7 +187,7 @@ func (n *node) publish(ctx context.Context) error {
 		wait := n.term.config.Backoff.after(failures)
 		n.term.deps.Logger.WarnContext(ctx, "snapshot was not published", telemetry.KeyNode, n.name, telemetry.KeyReason, why.String(),
 			telemetry.KeyError, err, "retry_in", wait.String())
-		n.unpublished(s, why, err, wait)
+		n.unpublished(s, again, why, err, wait)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -224,19 +224,21 @@ func (n *node) push(ctx context.Context, s *snapshot) error {
 }
 
 // unpublished decides what becomes of a snapshot that node-syncer did not take.
-func (n *node) unpublished(s *snapshot, why reason.Reason, err error, wait time.Duration) {
+// again is whether it was to be sent even if it was sent already.
+func (n *node) unpublished(s *snapshot, again bool, why reason.Reason, err error, wait time.Duration) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch why {
 	case reason.NodeUnknown, reason.InstanceMismatch:
 		// The demand will say so, or that the node is gone.
-		n.again = false
+		n.again, again = false, false
 	case reason.StaleGeneration:
 		// The object holds a later snapshot of this term than this process knows.
 		if n.wanted == s {
 			n.wanted = s.renumbered(2*s.fence().GetGeneration() + 1)
 		}
 	}
+	n.again = n.again || again
 	n.unsent = &trouble{
 		Blocked: plan.Blocked{Reason: troubleOf(why, err), Message: fmt.Sprintf("the pool is not published: %v", err)},
 		retryAt: time.Now().Add(wait),

@@ -15,6 +15,7 @@ import (
 	"github.com/eniplane/eniplane/internal/telemetry"
 
 	"github.com/eniplane/eniplane/eni-allocator/internal/ec2"
+	"github.com/eniplane/eniplane/eni-allocator/internal/lease"
 	"github.com/eniplane/eniplane/eni-allocator/internal/plan"
 )
 
@@ -139,8 +140,8 @@ func (e *attachError) Unwrap() error { return e.err }
 // throttled, denied or lost is tried again as itself later, and never answered
 // with a call of another kind (invariant I4).
 func (w *round) react(ctx context.Context, err error) bool {
-	if lost(err) || ctx.Err() != nil {
-		return false // The term is over, or about to be.
+	if ctx.Err() != nil {
+		return false // The term is over, or the node is gone.
 	}
 	now := time.Now()
 	d := &w.decided
@@ -157,8 +158,10 @@ func (w *round) react(ctx context.Context, err error) bool {
 
 	again := false
 	switch {
-	case errors.Is(err, ec2.ErrThrottled), errors.Is(err, ec2.ErrDenied):
-		// Nothing happened.
+	case errors.Is(err, ec2.ErrThrottled), errors.Is(err, ec2.ErrDenied), errors.Is(err, lease.ErrLost):
+		// Nothing happened. A Lease that was renewed late may still be held.
+	case errors.Is(err, ec2.ErrNotLeading):
+		w.stale = true // An attempt before the one that was not sent may have got through.
 	case errors.Is(err, ec2.ErrUnavailable), errors.Is(err, ec2.ErrUnintelligible):
 		w.stale = true // Something may have happened.
 	case errors.Is(err, ec2.ErrSubnetFull):
@@ -241,7 +244,7 @@ func (w *round) cap(now time.Time) {
 
 // fail notes a failure and when to try again.
 func (w *round) fail(ctx context.Context, what string, err error) {
-	if lost(err) || ctx.Err() != nil {
+	if ctx.Err() != nil {
 		return
 	}
 	d := &w.decided

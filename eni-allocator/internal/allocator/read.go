@@ -3,6 +3,7 @@ package allocator
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -11,29 +12,49 @@ import (
 	"github.com/eniplane/eniplane/internal/telemetry"
 
 	"github.com/eniplane/eniplane/eni-allocator/internal/ec2"
+	"github.com/eniplane/eniplane/eni-allocator/internal/lease"
 	"github.com/eniplane/eniplane/eni-allocator/internal/plan"
 	"github.com/eniplane/eniplane/eni-allocator/internal/reading"
 )
 
-// attempts remembers when something was tried last.
+// attempts remembers what was tried last, and what came of it, until it may be
+// tried again.
 type attempts struct {
 	mu   sync.Mutex // guards last
-	last map[string]time.Time
+	last map[string]attempt
 }
 
-// due tells whether key was not tried for a while, and if so notes a try.
-func (a *attempts) due(key string, interval time.Duration) bool {
+type attempt struct {
+	until    time.Time // when it may be tried again
+	err      error
+	failures int // in a row
+}
+
+// try does something unless it was tried a moment ago: then it returns what came
+// of that. Success lasts for an interval, failure as long as backoff says.
+func (a *attempts) try(key string, interval time.Duration, backoff Backoff, f func() error) error {
+	a.mu.Lock()
+	last := a.last[key]
+	a.mu.Unlock()
+	if time.Now().Before(last.until) {
+		return last.err
+	}
+	err := f()
+	now := time.Now()
+	next := attempt{until: now.Add(interval), err: err}
+	if err != nil {
+		next.failures = last.failures + 1
+		next.until = now.Add(min(backoff.after(next.failures), interval))
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := time.Now()
-	if at, tried := a.last[key]; tried && now.Sub(at) < interval {
-		return false
-	}
 	if a.last == nil {
-		a.last = make(map[string]time.Time)
+		a.last = make(map[string]attempt)
 	}
-	a.last[key] = now
-	return true
+	// How often it failed is worth knowing for a while longer.
+	maps.DeleteFunc(a.last, func(_ string, t attempt) bool { return now.Sub(t.until) > interval })
+	a.last[key] = next
+	return err
 }
 
 // resync reads everything, again and again, on a schedule of its own that no
@@ -94,6 +115,7 @@ func (t *term) readAll(ctx context.Context) error {
 	}
 
 	began := time.Now()
+	first := began
 	instances, err := t.deps.EC2.Instances(ctx, vpcs)
 	if err != nil {
 		return err
@@ -108,6 +130,7 @@ func (t *term) readAll(ctx context.Context) error {
 		return err
 	}
 	t.cache.FoldENIs(began, enis, reading.Scope{VPCs: vpcs})
+	t.cache.Retain(first, t.shared)
 	for typ := range types {
 		// What is not known blocks the nodes of that type, and nobody else.
 		if err := t.learnLimits(ctx, typ); err != nil && ctx.Err() == nil {
@@ -127,16 +150,16 @@ func (t *term) readNetwork(ctx context.Context, vpcs []plan.VPCID) error {
 	return nil
 }
 
-// refreshNetwork reads a VPC again, for whoever asks at the same time once. Unless
-// it is unknown, it is read at most once per Recheck.
+// refreshNetwork reads a VPC again, for whoever asks at the same time once, and
+// at most once per Recheck unless that failed.
 func (t *term) refreshNetwork(ctx context.Context, vpc plan.VPCID) error {
 	if vpc == "" {
 		return nil
 	}
-	if _, known := t.cache.VPC(vpc); known && !t.lastTry.due("vpc/"+string(vpc), t.config.Recheck) {
-		return nil
-	}
-	return t.together(ctx, "vpc/"+string(vpc), func(ctx context.Context) error { return t.readNetwork(ctx, []plan.VPCID{vpc}) })
+	key := "vpc/" + string(vpc)
+	return t.together(ctx, key, func(ctx context.Context) error {
+		return t.lastTry.try(key, t.config.Recheck, t.config.Backoff, func() error { return t.readNetwork(ctx, []plan.VPCID{vpc}) })
+	})
 }
 
 // learnLimits makes sure that the limits of an instance type are known, if EC2
@@ -146,19 +169,19 @@ func (t *term) learnLimits(ctx context.Context, typ string) error {
 	if _, known := t.cache.Limits(typ); known || typ == "" {
 		return nil
 	}
-	return t.together(ctx, "type/"+typ, func(ctx context.Context) error {
-		if !t.lastTry.due("type/"+typ, t.config.Recheck) {
+	key := "type/" + typ
+	return t.together(ctx, key, func(ctx context.Context) error {
+		return t.lastTry.try(key, t.config.Recheck, t.config.Backoff, func() error {
+			l, err := t.deps.EC2.Limits(ctx, typ)
+			if errors.Is(err, ec2.ErrNotFound) {
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			t.cache.SetLimits(typ, l)
 			return nil
-		}
-		l, err := t.deps.EC2.Limits(ctx, typ)
-		if errors.Is(err, ec2.ErrNotFound) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		t.cache.SetLimits(typ, l)
-		return nil
+		})
 	})
 }
 
@@ -247,6 +270,7 @@ func causeOf(err error) reason.Reason {
 		{ec2.ErrInUse, reason.ReadingStale},
 		{ec2.ErrTokenMismatch, reason.ReadingStale},
 		{ec2.ErrNotLeading, reason.NotLeader},
+		{lease.ErrLost, reason.NotLeader},
 	} {
 		if errors.Is(err, c.err) {
 			return c.reason

@@ -17,6 +17,7 @@ import (
 	"github.com/eniplane/eniplane/internal/telemetry"
 
 	"github.com/eniplane/eniplane/eni-allocator/internal/lease"
+	"github.com/eniplane/eniplane/eni-allocator/internal/plan"
 	"github.com/eniplane/eniplane/eni-allocator/internal/reading"
 )
 
@@ -105,17 +106,28 @@ func (t *term) upsert(ctx context.Context, demand *nodev1.NodeDemand) {
 	t.group.Go(func() error { return n.publish(work) })
 }
 
-// remove forgets a node. Nothing of its instance is touched: that its object is
-// gone does not say that its pods are.
-func (t *term) remove(ctx context.Context, name string) {
-	t.mu.Lock()
-	n := t.nodes[name]
-	delete(t.nodes, name)
-	t.mu.Unlock()
-	if n != nil {
-		t.deps.Logger.InfoContext(ctx, "node is gone", telemetry.KeyNode, name)
-		n.stop()
+// remove forgets a node whose object is gone, unless it has another one by now:
+// a stream that is resumed may tell of a removal again. Without a UID any object
+// is meant. Nothing of its instance is touched: that its object is gone does not
+// say that its pods are.
+func (t *term) remove(ctx context.Context, gone *nodev1.NodeRemoval) {
+	n := t.node(gone.GetNodeName())
+	if n == nil {
+		return
 	}
+	if uid := n.currentDemand().GetUid(); gone.GetUid() != "" && uid != "" && gone.GetUid() != uid {
+		return
+	}
+	t.mu.Lock()
+	delete(t.nodes, n.name)
+	t.mu.Unlock()
+	t.deps.Logger.InfoContext(ctx, "node is gone", telemetry.KeyNode, n.name)
+	n.stop()
+}
+
+// shared tells whether a node names an instance.
+func (t *term) shared(id plan.InstanceID) bool {
+	return slices.ContainsFunc(t.all(), func(n *node) bool { return plan.InstanceID(n.currentDemand().GetInstanceId()) == id })
 }
 
 // node returns a node by name, or nil.
@@ -186,20 +198,18 @@ func (t *term) followOnce(ctx context.Context, revision string) (string, error) 
 			}
 			t.upsert(ctx, e.Node)
 		case *nodev1.WatchDemandResponse_Removed:
-			if seen != nil {
-				delete(seen, e.Removed.GetNodeName())
-			}
-			t.remove(ctx, e.Removed.GetNodeName())
+			t.remove(ctx, e.Removed)
 		case *nodev1.WatchDemandResponse_SnapshotEnd:
 			for _, n := range t.all() {
 				if seen != nil && !seen[n.name] {
-					t.remove(ctx, n.name)
+					t.remove(ctx, &nodev1.NodeRemoval{NodeName: n.name})
 				}
 			}
 			seen = nil
 			t.synced.happen()
 		default:
-			return revision, fmt.Errorf("unknown event %T of node-syncer", e)
+			// A newer node-syncer may tell more than is understood here.
+			t.deps.Logger.DebugContext(ctx, "event of node-syncer is not known", "type", fmt.Sprintf("%T", e))
 		}
 		if r := event.GetRevision(); r != "" {
 			revision = r

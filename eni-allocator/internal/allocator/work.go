@@ -14,7 +14,6 @@ import (
 	"github.com/eniplane/eniplane/internal/telemetry"
 
 	"github.com/eniplane/eniplane/eni-allocator/internal/ec2"
-	"github.com/eniplane/eniplane/eni-allocator/internal/lease"
 	"github.com/eniplane/eniplane/eni-allocator/internal/plan"
 	"github.com/eniplane/eniplane/eni-allocator/internal/wire"
 )
@@ -54,7 +53,8 @@ func (n *node) work(ctx context.Context) error {
 		n.term.acting.Release(1)
 		timer.Stop()
 		if !next.IsZero() {
-			timer.Reset(max(time.Until(next), 0))
+			// Whatever asks for another look in the past shall not spin.
+			timer.Reset(max(time.Until(next), n.term.config.Backoff.Initial/2))
 		}
 	}
 }
@@ -119,6 +119,7 @@ func (w *round) later(at time.Time) {
 func (w *round) run(ctx context.Context) {
 	id := plan.InstanceID(w.reported.GetInstanceId())
 	if id == "" {
+		w.decided.rereadAt = time.Time{} // There is nothing to read.
 		w.conclude(ctx, plan.Reading{}, plan.Plan{Blocked: &plan.Blocked{Reason: reason.InstanceUnknown, Message: "the node's object names no instance"}})
 		return
 	}
@@ -386,9 +387,4 @@ func actionName(a plan.Action) string {
 		return "DeleteNetworkInterface"
 	}
 	return "unknown"
-}
-
-// lost tells whether an error means that this process must not act.
-func lost(err error) bool {
-	return errors.Is(err, lease.ErrLost) || errors.Is(err, ec2.ErrNotLeading) || errors.Is(err, context.Canceled)
 }

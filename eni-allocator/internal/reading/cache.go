@@ -207,3 +207,25 @@ func (c *Cache) Forget(id plan.InstanceID) {
 	delete(c.listed, id)
 	delete(c.machines, id)
 }
+
+// Retain forgets the instances that no reading since a time showed and that are
+// not wanted, so that those that come and go do not add up.
+func (c *Cache) Retain(since time.Time, wanted func(plan.InstanceID) bool) {
+	for _, id := range c.unseen(since) {
+		if !wanted(id) {
+			c.Forget(id)
+		}
+	}
+}
+
+func (c *Cache) unseen(since time.Time) []plan.InstanceID {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	var ids []plan.InstanceID
+	for id, m := range c.machines {
+		if m.read.Before(since) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
