@@ -118,7 +118,11 @@ func TestB09KilledAtEveryCommit(t *testing.T) {
 		{"in several parts", 8500, 1024, testsize.Pick(4, 0)},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
+			// A lost race adds commits to a call; without one it has the fewest.
 			commits := commitsOf(t, tc.size, tc.txnOps)
+			for range 2 {
+				commits = min(commits, commitsOf(t, tc.size, tc.txnOps))
+			}
 			first := 0
 			if tc.last > 0 {
 				first = commits - tc.last
