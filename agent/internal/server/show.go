@@ -3,7 +3,6 @@ package server
 import (
 	"cmp"
 	"context"
-	"encoding/base64"
 	"math"
 	"net/netip"
 	"slices"
@@ -124,7 +123,7 @@ func (s *Server) ListEntries(ctx context.Context, r *agentv1.ListEntriesRequest)
 	size := int(cmp.Or(r.GetPageSize(), defaultPage))
 	for i, e := range entries {
 		if i == size {
-			response.NextPageToken = encodeToken(entries[i-1].prefix)
+			response.NextPageToken = rpc.PageToken(entriesList, entries[i-1].prefix.String())
 			break
 		}
 		response.Entries = append(response.Entries, entryProto(p, e.prefix, e.raw))
@@ -132,23 +131,19 @@ func (s *Server) ListEntries(ctx context.Context, r *agentv1.ListEntriesRequest)
 	return response, nil
 }
 
-// A page token is the last prefix of the page before.
-func encodeToken(p netip.Prefix) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(p.String()))
-}
+// entriesList names the list of ListEntries; the key of a page is its last prefix.
+const entriesList = "entries"
 
 func decodeToken(token string) (netip.Prefix, error) {
-	if token == "" {
-		return netip.Prefix{}, nil
+	key, err := rpc.ParsePageToken(entriesList, token)
+	if err != nil || key == "" {
+		return netip.Prefix{}, err
 	}
-	text, err := base64.RawURLEncoding.DecodeString(token)
-	if err == nil {
-		var p netip.Prefix
-		if p, err = prefix.Parse(string(text)); err == nil {
-			return p, nil
-		}
+	p, err := prefix.Parse(key)
+	if err != nil {
+		return netip.Prefix{}, rpc.ForeignPageToken()
 	}
-	return netip.Prefix{}, rpc.InvalidField("page_token", reason.PageTokenInvalid, "not a token of this server: %v", err)
+	return p, nil
 }
 
 func entryProto(p *Parts, q netip.Prefix, raw bpf.Raw) *agentv1.Entry {

@@ -1,12 +1,6 @@
 package server
 
-import (
-	"encoding/base64"
-	"strings"
-
-	"github.com/eniplane/eniplane/internal/reason"
-	"github.com/eniplane/eniplane/internal/rpc"
-)
+import "github.com/eniplane/eniplane/internal/rpc"
 
 const defaultPage = 100
 
@@ -14,7 +8,7 @@ const defaultPage = 100
 // token of the next. A token names the list it belongs to and the last key of
 // its page, so that what comes and goes in between disturbs nobody.
 func page[T any](items []T, key func(T) string, list string, size uint32, token string) ([]T, string, error) {
-	after, err := decode(list, token)
+	after, err := rpc.ParsePageToken(list, token)
 	if err != nil {
 		return nil, "", err
 	}
@@ -27,25 +21,9 @@ func page[T any](items []T, key func(T) string, list string, size uint32, token 
 			continue
 		}
 		if len(out) == int(size) {
-			return out, encode(list, key(out[len(out)-1])), nil
+			return out, rpc.PageToken(list, key(out[len(out)-1])), nil
 		}
 		out = append(out, item)
 	}
 	return out, "", nil
-}
-
-func encode(list, last string) string {
-	return base64.RawURLEncoding.EncodeToString([]byte(list + "/" + last))
-}
-
-func decode(list, token string) (string, error) {
-	if token == "" {
-		return "", nil
-	}
-	raw, err := base64.RawURLEncoding.DecodeString(token)
-	last, ours := strings.CutPrefix(string(raw), list+"/")
-	if err != nil || !ours {
-		return "", rpc.InvalidField("page_token", reason.PageTokenInvalid, "it is not of a page of this list")
-	}
-	return last, nil
 }

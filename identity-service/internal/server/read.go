@@ -2,8 +2,7 @@ package server
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/base64"
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/eniplane/eniplane/identity-service/internal/etcd"
 	"github.com/eniplane/eniplane/identity-service/internal/index"
 	"github.com/eniplane/eniplane/identity-service/internal/ledger"
+	"github.com/eniplane/eniplane/internal/prefix"
 	"github.com/eniplane/eniplane/internal/reason"
 	"github.com/eniplane/eniplane/internal/rpc"
 )
@@ -103,13 +103,10 @@ func (s *Server) ListIdentities(ctx context.Context, req *identityv1.ListIdentit
 		}
 		filter.Overlapping = p
 	}
-	var after netip.Prefix
-	if token := req.GetPageToken(); token != "" {
-		p, ok := parseToken(token, filter)
-		if !ok {
-			return nil, rpc.InvalidField("page_token", reason.PageTokenInvalid, "not a token of this list with this filter")
-		}
-		after = p
+	list := listOf(filter)
+	after, err := parseToken(list, req.GetPageToken())
+	if err != nil {
+		return nil, err
 	}
 	if err := s.current(ctx); err != nil {
 		return nil, err
@@ -124,36 +121,27 @@ func (s *Server) ListIdentities(ctx context.Context, req *identityv1.ListIdentit
 		resp.Identities[i] = wireIdentity(id)
 	}
 	if more {
-		resp.NextPageToken = pageToken(page[len(page)-1].Prefix, filter)
+		resp.NextPageToken = rpc.PageToken(list, page[len(page)-1].Prefix.String())
 	}
 	return resp, nil
 }
 
-// A page token is the last prefix of the page and a digest of the filter.
-func pageToken(last netip.Prefix, f index.Filter) string {
-	digest := filterDigest(f)
-	return base64.RawURLEncoding.EncodeToString(ledger.AppendPrefix(digest[:], last))
+// listOf names the list that a filter leaves; the key of a page is its last
+// prefix.
+func listOf(f index.Filter) string {
+	return fmt.Sprintf("identities %d %s", f.State, f.Overlapping)
 }
 
-func parseToken(token string, f index.Filter) (netip.Prefix, bool) {
-	raw, err := base64.RawURLEncoding.DecodeString(token)
-	digest := filterDigest(f)
-	if err != nil || len(raw) < len(digest) || [8]byte(raw) != digest {
-		return netip.Prefix{}, false
+func parseToken(list, token string) (netip.Prefix, error) {
+	key, err := rpc.ParsePageToken(list, token)
+	if err != nil || key == "" {
+		return netip.Prefix{}, err
 	}
-	prefixes, err := ledger.ParsePrefixes(raw[len(digest):])
-	if err != nil || len(prefixes) != 1 {
-		return netip.Prefix{}, false
+	p, err := prefix.Parse(key)
+	if err != nil {
+		return netip.Prefix{}, rpc.ForeignPageToken()
 	}
-	return prefixes[0], true
-}
-
-func filterDigest(f index.Filter) [8]byte {
-	h := sha256.Sum256([]byte{byte(f.State)})
-	if f.Overlapping.IsValid() {
-		h = sha256.Sum256(ledger.AppendPrefix([]byte{byte(f.State)}, f.Overlapping))
-	}
-	return [8]byte(h[:8])
+	return p, nil
 }
 
 func wireIdentity(id index.Identity) *identityv1.Identity {

@@ -269,14 +269,15 @@ const defaultPage = 100
 // would refuse to send it.
 const maxPageBytes = 8 << 20
 
-// ListNodes returns a page of nodes, fewer than asked for if they are large. The token of a page is the name of its
-// last node.
+// ListNodes returns a page of nodes, fewer than asked for if they are large. The
+// key of a page is the name of its last node.
 func (s *Server) ListNodes(_ context.Context, req *nodev1.ListNodesRequest) (*nodev1.ListNodesResponse, error) {
 	names, err := s.store.Nodes()
 	if err != nil {
 		return nil, statusOf(err)
 	}
-	after, err := rpc.ParsePageToken(req.GetPageToken())
+	list := "nodes " + req.GetReason().String()
+	after, err := rpc.ParsePageToken(list, req.GetPageToken())
 	if err != nil {
 		return nil, err
 	}
@@ -301,7 +302,7 @@ func (s *Server) ListNodes(_ context.Context, req *nodev1.ListNodesRequest) (*no
 		}
 		bytes += proto.Size(node)
 		if n := len(resp.Nodes); n == size || n > 0 && bytes > maxPageBytes {
-			resp.NextPageToken = rpc.PageToken(resp.Nodes[n-1].GetView().GetNodeName())
+			resp.NextPageToken = rpc.PageToken(list, resp.Nodes[n-1].GetView().GetNodeName())
 			return resp, nil
 		}
 		resp.Nodes = append(resp.Nodes, node)

@@ -294,6 +294,15 @@ func (s *Store) Synced() {
 func (s *Store) object(name string) (*ciliumnode.CiliumNode, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	e, err := s.lookup(name)
+	if err != nil {
+		return nil, err
+	}
+	return e.object, nil
+}
+
+// lookup returns the entry of a node that has a CiliumNode. The caller holds mu.
+func (s *Store) lookup(name string) (*entry, error) {
 	if !s.synced {
 		return nil, ErrNotReady
 	}
@@ -301,7 +310,7 @@ func (s *Store) object(name string) (*ciliumnode.CiliumNode, error) {
 	if e == nil || e.object == nil {
 		return nil, fmt.Errorf("%w: %s", ErrNodeUnknown, name)
 	}
-	return e.object, nil
+	return e, nil
 }
 
 // Nodes returns the names of all nodes that have a CiliumNode, sorted.
@@ -373,12 +382,9 @@ func (w *NodeWatch) wake() {
 func (s *Store) WatchNode(name string) (*NodeWatch, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.synced {
-		return nil, ErrNotReady
-	}
-	e := s.nodes[name]
-	if e == nil || e.object == nil {
-		return nil, fmt.Errorf("%w: %s", ErrNodeUnknown, name)
+	e, err := s.lookup(name)
+	if err != nil {
+		return nil, err
 	}
 	w := &NodeWatch{store: s, name: name, uid: string(e.object.UID), signal: make(chan struct{}, 1)}
 	w.wake()
